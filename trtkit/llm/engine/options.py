@@ -1,4 +1,4 @@
-"""How requests share a machine."""
+"""Options of the engine, and the scheduler options that follow from them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class EngineOptions(SharingOptions):
     """How requests share an engine.
 
-    proposer: guesses tokens ahead, for speculative decoding.
-    overlap: launch a step before the host knows the last one's tokens; None: where the decoder computes meanwhile.
-    kernel: sample with the Triton kernel, which is interpreted on a CPU; None: where logits are on a GPU.
-    clock: gives the time in seconds, for metrics, deadlines and schedules that measure.
+    proposer: drafts tokens for speculative decoding.
+    overlap: launch a step before the host knows the last one's tokens; None for automatic, if the decoder is
+    asynchronous. kernel: sample with the Triton kernel (interpreted on a CPU); None for automatic, if logits are on a
+    GPU. clock: returns the time in seconds, for metrics, deadlines and schedules that measure.
     """
 
     proposer: Proposer | None = None
@@ -35,14 +35,14 @@ class EngineOptions(SharingOptions):
 
     @classmethod
     def from_serving(cls, options: ServingOptions) -> EngineOptions:
-        """Return what serving options say about sharing: what has the same name there is the same."""
+        """Return the engine options that serving options state; fields of equal name mean the same."""
         names = {item.name for item in fields(SharingOptions)} & {item.name for item in fields(options)}
         values = {name: getattr(options, name) for name in names}
         values["schedule"] = ScheduleOptions.of(options.schedule, options.shares)
         return cls(**values, token_budget=options.prefill_budget, in_blocks=options.offload is not None)
 
     def of(self, execution: DecoderExecution) -> SchedulerOptions:
-        """Return what a scheduler shares out of a decoder."""
+        """Return the scheduler options for a decoder."""
         shared = {item.name: getattr(self, item.name) for item in fields(SharingOptions)}
         guesses = 0 if self.proposer is None else self.proposer.most_guesses
         sizes = execution.slots, execution.max_length, execution.max_prefill_length
@@ -52,9 +52,9 @@ class EngineOptions(SharingOptions):
         return SchedulerOptions(*sizes, guesses, packed is not None, tile, copies_in_background, **shared)
 
     def packed_calls(self, execution: DecoderExecution) -> PackedCalls | None:
-        """Return what runs decoding, guesses and prompts in one call; None if they have a call each.
+        """Return the packed calls in which decoding, guesses and prompts share a call; None if they have a call each.
 
-        They have, if the network is not packed, or has no room for as many guesses next to each slot's token.
+        They have a call each if the network is not packed, or takes fewer guesses per slot than the proposer makes.
         """
         packed, proposer = execution.packed, self.proposer
         if packed is None or proposer is None or 1 + proposer.most_guesses <= packed.row_tokens:

@@ -1,4 +1,4 @@
-"""What carries out a scheduler's batches: the decoder, the sampler, and which tokens stop or are watched."""
+"""An engine's parts that carry out batches: decoder, sampler, and the stop tokens and watchers of each slot."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _NO_TOKEN = -1
 
 
 class State:
-    """An engine's decoder, caches and sampler, with the slots of its scheduler.
+    """An engine's decoder, caches and sampler, kept in step with its scheduler's slots.
 
-    stops: [slots, most stop tokens], -1 where fewer. is_watched: [slots], whether each token is to be told.
+    stops: [slots, K], stop tokens, padded with -1. is_watched: [slots], whether every token must be reported.
     has_kernel: whether the Triton kernel samples.
     """
 
@@ -40,7 +40,7 @@ class State:
         self.sampler = Sampler(self.slots.sequences, execution.vocab_size, tokens)
 
     def apply_changes(self) -> None:
-        """Bring sampler and stops up to date with the slots that the scheduler has given and taken."""
+        """Apply the scheduler's slot changes to the sampler, stop tokens and watchers."""
         changes = self.scheduler.changes
         for change in changes:
             if isinstance(change, SlotTaken):
@@ -55,7 +55,7 @@ class State:
         changes.clear()
 
     def fork(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Make each target the same sequence as its source, with its draws: which ones depends on the drawn tokens."""
+        """Copy each source's sequence, cache and sampler state to its target now: which depends on drawn tokens."""
         for source, target in copies:
             self.scheduler.memory.fork(source, target)
             self.sampler.copy(source, target)
@@ -63,7 +63,7 @@ class State:
             self.transfers.run(self.scheduler.copies())
 
     def _begin(self, slot: int, request: Request) -> None:
-        """Let a request's tokens be drawn in a slot."""
+        """Set a slot up to draw a request's tokens."""
         request.prompt_logprobs.clear()
         self.sampler.admit(slot, request.settings)
         stops = request.settings.stop_ids

@@ -1,4 +1,4 @@
-"""From logits to each sequence's next token, and to its end."""
+"""From logits to the next token of each sequence, and the ends of sequences."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def take(state: State, slots: Ints, logits: torch.Tensor, known: Ints | None = None) -> Bools:
-    """Take the next token of `slots` [R], all else of which is cached, from logits [R, V]; return who goes on.
+    """Draw and append the next token of `slots` [R] from logits [R, V]; return [R], which sequences continue.
 
-    Beams are taken together and never go on by themselves.
-    known: tokens [R] that were drawn ahead, below 0 for those that were not.
+    All their other tokens are cached. Beams advance group by group and are never reported as continuing.
+    known: tokens [R] that were drawn ahead; negative where none was.
     """
     is_beam = state.running.is_beam[slots]
     if not is_beam.any():
@@ -45,7 +45,7 @@ def take(state: State, slots: Ints, logits: torch.Tensor, known: Ints | None = N
 
 
 def _draw(state: State, slots: Ints, logits: torch.Tensor, known: Ints | None) -> Bools:
-    """Draw a token for each slot whose token is not known; those that cannot go on end with the reason."""
+    """Append a token to each slot, drawn unless known; a slot without an allowed token ends with an error."""
     sampled = _sampled(state, slots, logits, known)
     state.slots.cached[slots] = state.slots.sequences.lengths[slots]
     if not sampled.errors:
@@ -60,7 +60,7 @@ def _draw(state: State, slots: Ints, logits: torch.Tensor, known: Ints | None) -
 
 
 def _sampled(state: State, slots: Ints, logits: torch.Tensor, known: Ints | None) -> Sampled:
-    """Return the tokens of `slots`, of which only unknown ones are drawn."""
+    """Return the tokens of `slots`; only unknown ones are drawn."""
     if known is None:
         return state.sampler.sample(logits, slots)
     missing = np.flatnonzero(known < 0)
@@ -74,16 +74,16 @@ def _sampled(state: State, slots: Ints, logits: torch.Tensor, known: Ints | None
 
 
 def _append(state: State, slots: Ints, tokens: Ints, logprobs: Mapping[int, TokenLogprobs]) -> Bools:
-    """Add a token to each slot's sequence, and end those that are complete."""
+    """Append a token to each slot's sequence and end complete ones."""
     state.sampler.accept(slots, tokens)
     state.slots.sequences.append(slots, tokens)
     return settle(state, slots, state.slots.sequences.lengths[slots], tokens, logprobs)
 
 
 def settle(state: State, slots: Ints, lengths: Ints, tokens: Ints, logprobs: Mapping[int, TokenLogprobs]) -> Bools:
-    """Tell `tokens` [R], the last of the first `lengths` [R] of `slots`; end the sequences that they complete.
+    """Report `tokens` [R], each the last of the first `lengths` [R] tokens of its slot; end complete sequences.
 
-    Return who goes on. What was drawn after an end is forgotten.
+    Returns [R], which sequences continue. Tokens drawn after an end are dropped.
     """
     sequences, running = state.slots.sequences, state.running
     state.statistics.generated_tokens += len(tokens)
@@ -98,9 +98,9 @@ def settle(state: State, slots: Ints, lengths: Ints, tokens: Ints, logprobs: Map
 
 
 def _tell(state: State, place: tuple[int, int], logprobs: TokenLogprobs | None, end: str | None) -> bool:
-    """Note a token where somebody needs to know; end the sequence where it is complete; return whether it goes on.
+    """Pass a token to its watcher and metrics; end the sequence if it is complete; return whether it continues.
 
-    place: the slot, and the length of its sequence with the token.
+    place: the slot, and its sequence's length including the token.
     """
     slot, length = place
     request = state.running.requests[slot]
@@ -124,7 +124,7 @@ def _tell(state: State, place: tuple[int, int], logprobs: TokenLogprobs | None, 
 
 
 def advance_beams(state: State, group: BeamGroup[Request], logits: torch.Tensor) -> None:
-    """Take a beam search one token further. logits: [beams, V], of the prompt alone at first."""
+    """Advance a beam search by one token. logits: [beams, V]; at the first step [1, V], of the prompt."""
     sequences, slots = state.slots.sequences, np.array(group.slots)
     state.slots.cached[slots] = sequences.lengths[slots]
     metrics = group.request.metrics
@@ -139,7 +139,7 @@ def advance_beams(state: State, group: BeamGroup[Request], logits: torch.Tensor)
     placed, copies = place(following.parents, group.slots, group.spare)
     state.fork(copies)
     group.spare = [slot for slot in group.all_slots if slot not in placed]
-    sequences.lengths[group.spare] = 0  # nothing to decode there
+    sequences.lengths[group.spare] = 0  # so that they are not decoded
     for slot in group.spare:
         state.scheduler.memory.empty(slot)
     group.slots = placed

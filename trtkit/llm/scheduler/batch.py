@@ -1,4 +1,4 @@
-"""A step as data: copies, slots that decode, and pieces of prompts; and how slots change hands."""
+"""A step as data: preemptions, copies, decoding slots and prompt chunks; and the events of slots."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from trtkit.llm.sequences import Ints
 
 MOST_PADDING = 1.25
-"""Tokens that a call for prompts computes, for each that it is for: more costs more than a call of its own."""
+"""Limit on computed tokens per requested token in a prompt call; beyond it, a second call is cheaper than padding."""
 MOST_ATTENTION_PADDING, FREE_PLACES = 4, 512
-"""The same of a packed call, whose padding only attention computes; so many places cost less than reading weights."""
+"""The same limit for packed calls, in which only attention computes padding; FREE_PLACES rows x tokens cost less than
+reading the weights."""
 FREE_TILES = 4
-"""Of a packed call: so many take no longer than reading weights, so that idle tokens among theirs cost nothing."""
+"""Tiles of a packed call that take no longer than reading the weights, so that idle tokens in them are free."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """The next tokens of one slot's prompt: from `start` on, `count` of them."""
+    """A piece of one slot's prompt: `count` tokens from `start` on."""
 
     slot: int
     start: int
@@ -35,7 +36,7 @@ class Chunk:
 
 
 class SlotTaken(NamedTuple, Generic[T]):
-    """A request has a slot. reused, restored: its tokens that were cached already, and those of them on the host."""
+    """A request got a slot. reused: its tokens found in a cache; restored: those of them found on the host."""
 
     slot: int
     request: T
@@ -44,21 +45,21 @@ class SlotTaken(NamedTuple, Generic[T]):
 
 
 class PrefixMatched(NamedTuple):
-    """A slot that has read nothing yet begins with more cached tokens than when it was taken: `reused` more."""
+    """A slot that has read nothing yet found a longer cached prefix than when it was taken: `reused` more tokens."""
 
     slot: int
     reused: int
 
 
 class SlotMoved(NamedTuple):
-    """A request goes on in another slot, a copy of its own, which it has left."""
+    """A request continues in another slot, to which its cache was copied."""
 
     source: int
     target: int
 
 
 class SlotLeft(NamedTuple):
-    """A request has lost its slot, or has ended."""
+    """A request was preempted or has ended."""
 
     slot: int
 
@@ -67,12 +68,12 @@ SlotChange = SlotTaken[T] | PrefixMatched | SlotMoved | SlotLeft
 
 
 class Batch(NamedTuple):
-    """All that a step does, in order.
+    """Everything a step does, in order.
 
-    preempted: slots that requests have lost, so that others may begin next. transfers: what is saved, copied and
-    loaded; kinds are not apart, since memory is reused: a slot may be saved, loaded, copied from and saved again.
-    pages: what has changed in page tables, as slot, place and page. decode: sorted slots [R] that read their last token
-    and draw the next. prefill: chunks, those of one call together.
+    preempted: slots taken from requests. transfers: saves, copies and loads of caches in the order in which they must
+    run, since memory is reused: a slot may be saved, loaded, copied from and saved again in one step.
+    pages: changes of page tables as (slot, index, page). decode: sorted slots [R] that read their last token and draw
+    the next. prefill: prompt chunks, grouped by call.
     """
 
     decode: Ints
@@ -92,16 +93,16 @@ class Batch(NamedTuple):
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of prompts that it reads."""
+        """Number of prompt tokens that the step reads."""
         return sum([chunk.count for group in self.prefill for chunk in group]) if self.prefill else 0
 
     def to_json(self) -> object:
-        """Return it as JSON data."""
+        """Return the batch as JSON data."""
         return to_json(self._stored())
 
     @classmethod
     def from_json(cls, data: object) -> Batch:
-        """Return what `to_json` made data of. Raises TypeError for other data."""
+        """Return the batch that `to_json` wrote. Raises TypeError for other data."""
         stored = from_json(_StoredBatch, data)
         decode, prefill = np.array(stored.decode, np.int64), [list(group) for group in stored.prefill]
         return cls(decode, prefill, stored.preempted, stored.transfers, stored.pages)
@@ -113,7 +114,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class _StoredBatch:
-    """A Batch of plain numbers, to compare and to store."""
+    """A Batch in plain numbers, for comparison and storage."""
 
     decode: tuple[int, ...]
     prefill: tuple[tuple[Chunk, ...], ...]
@@ -124,11 +125,11 @@ class _StoredBatch:
 
 @dataclass(frozen=True)
 class CallForm:
-    """What a call for prompts can be.
+    """Limits of a prompt call.
 
-    max_length: T, tokens of a slot. most_tokens: of a packed call, in which only attention has padding; None if it is
-    not packed. padding: of another call, how many times its tokens it may compute at most. needs_neighbors: whether
-    its slots have to be neighbors.
+    max_length: T, tokens of a slot. most_tokens: of a packed call, in which only attention has padding; None if calls
+    are not packed. padding: limit on computed tokens per requested token if they are not. needs_neighbors: whether a
+    call's slots must be consecutive.
     """
 
     max_length: int
@@ -137,7 +138,7 @@ class CallForm:
     needs_neighbors: bool = True
 
     def takes(self, group: Sequence[Chunk]) -> bool:
-        """Whether the last of a group's chunks may join the others: so that padding stays small and fits."""
+        """Whether the last chunk of a group may join the others: its padding fits the limit and the slots."""
         counts = [chunk.count for chunk in group]
         is_in_place = not self.needs_neighbors or group[-1].slot == group[-2].slot + 1
         has_room = max(chunk.start for chunk in group) + max(counts) <= self.max_length
@@ -149,7 +150,7 @@ class CallForm:
 
 
 def group_chunks(chunks: Sequence[Chunk], form: CallForm) -> list[list[Chunk]]:
-    """Return chunks that one call takes together."""
+    """Return the chunks grouped by call."""
     groups: list[list[Chunk]] = []
     for chunk in sorted(chunks, key=lambda chunk: chunk.slot):
         if groups and form.takes([*groups[-1], chunk]):
@@ -160,17 +161,18 @@ def group_chunks(chunks: Sequence[Chunk], form: CallForm) -> list[list[Chunk]]:
 
 
 def idle_tokens(rows: int, prompt_tokens: int, tile: int) -> int:
-    """Return the idle tokens of a packed call: they fill its last tile, and one is the row that an engine's call needs.
+    """Return the number of idle tokens of a packed call: those that fill its last tile, and one if no row decodes.
 
-    rows: that decode. tile: tokens that are computed together; 1 on the reference executor, where none are idle.
+    rows: decoding rows. tile: tokens computed together; 1 on the reference executor, which has no idle tokens.
     """
     return 0 if tile == 1 else -(max(rows, 1) + prompt_tokens) % tile + (rows == 0)
 
 
 def in_whole_tiles(chunks: list[Chunk], rows: int, tile: int, slots: Slots) -> list[Chunk]:
-    """Return a packed call's chunks, the last that does not end its prompt cut so that no token of the call is idle.
+    """Return a packed call's chunks, one of them shortened so that the call fills whole tiles without idle tokens.
 
-    Unless the call is small, or would read fewer tokens of prompts per tile. rows: that decode.
+    The last chunk that does not complete its prompt is shortened; none if the call is small or would then read fewer
+    prompt tokens per tile. rows: decoding rows.
     """
     prompt_tokens = sum(chunk.count for chunk in chunks)
     tiles, excess = divmod(max(rows, 1) + prompt_tokens, tile)
@@ -179,23 +181,23 @@ def in_whole_tiles(chunks: list[Chunk], rows: int, tile: int, slots: Slots) -> l
     lengths, soft = slots.sequences.lengths, slots.sequences.soft
     for place, chunk in reversed(list(enumerate(chunks))):
         goes_on = chunk.start + chunk.count < lengths[chunk.slot]
-        if goes_on and chunk.count > excess and chunk.slot not in soft:  # images are read whole
+        if goes_on and chunk.count > excess and chunk.slot not in soft:  # an image is never split
             return [*chunks[:place], replace(chunk, count=chunk.count - excess), *chunks[place + 1 :]]
     return chunks
 
 
 def rows_between(decode: Ints) -> int:
-    """Return how many rows a call for sorted slots has, those of slots between them too."""
+    """Return the number of rows from the first to the last of sorted slots, including slots between them."""
     return decode.item(-1) - decode.item(0) + 1 if decode.size else 0
 
 
 def are_scattered(slots: Ints) -> bool:
-    """Whether fewer than half of the slots between the first and the last of sorted `slots` are among them."""
+    """Whether sorted `slots` fill less than half of the range from the first to the last of them."""
     return 2 * slots.size < rows_between(slots)
 
 
 def next_chunk(slots: Slots, slot: int, most: int) -> Chunk:
-    """Return a slot's next tokens, at most `most`; more if an image has to be computed whole."""
+    """Return a slot's next prompt chunk of at most `most` tokens; longer if an image would be split."""
     start = int(slots.cached[slot])
     count = min(int(slots.sequences.lengths[slot]) - start, most)
     soft = slots.sequences.soft.get(slot)

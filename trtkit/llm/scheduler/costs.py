@@ -1,4 +1,4 @@
-"""What an engine has done, in counts, and what its steps have taken, to choose between keeping and computing again."""
+"""An engine's counters, and its steps' measured costs, which decide between restoring a cache and recomputing it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from functools import cache
 
 _NEWEST = 0.2
-"""The share of the newest measurement in an average."""
+"""Weight of the newest measurement in an average."""
 _KEPT = 1 - _NEWEST
 
 
 class Average:
-    """A running mean of measurements, which forgets old ones. value: None before the first."""
+    """An exponentially weighted mean. value: None before the first measurement."""
 
     def __init__(self) -> None:
         self.value: float | None = None
 
     def add(self, value: float) -> None:
-        """Take a measurement."""
+        """Add a measurement."""
         self.value = value if self.value is None else _KEPT * self.value + _NEWEST * value
 
     def add_series(self, first: float, more: float, count: int) -> None:
-        """Take `count` measurements, each by `more` larger than the one before it."""
+        """Add `count` measurements, each larger than the last by `more`."""
         kept, rise = _series(count)
         mean = first if self.value is None else self.value
         self.value = kept * mean + (1 - kept) * first + rise * more
@@ -29,15 +29,15 @@ class Average:
 
 @cache
 def _series(count: int) -> tuple[float, float]:
-    """Return what `count` measurements leave of a mean, and how many of their differences the mean gains."""
+    """Return the weight that a mean keeps after `count` measurements, and the multiple of their rise that it gains."""
     kept = _KEPT**count
     return kept, count - (1 - kept) / _NEWEST
 
 
 class StepCosts:
-    """Seconds of a step that decodes, and of a prompt's token.
+    """Measured seconds of a decode step and of a prompt token.
 
-    is_late: whether a step waits for what the one before it has launched, as where steps overlap.
+    is_late: whether a step's duration is that of the work launched by the step before it, as in overlapped decoding.
     """
 
     def __init__(self, *, is_late: bool = False) -> None:
@@ -48,16 +48,16 @@ class StepCosts:
 
     @property
     def prompt_token_s(self) -> float | None:
-        """Seconds that it takes to compute a token of a prompt; None if none has been computed."""
+        """Seconds per prompt token; None before any has been computed."""
         return self._prompt_token.value
 
     def note_decoding(self, first_s: float, last_s: float, steps: int) -> None:
-        """Take what steps that only decode took, each a little longer than the one before it."""
+        """Add a run of pure decode steps whose durations rise linearly from `first_s` to `last_s`."""
         self._decoding.add_series(first_s, (last_s - first_s) / max(1, steps - 1), steps)
         self._last = True, 0
 
     def note(self, seconds: float, prompt_tokens: int, *, decodes: bool) -> None:
-        """Take what a step took, and what it computed."""
+        """Add a step's duration and what it computed."""
         work, self._last = (self._last if self._is_late else (decodes, prompt_tokens)), (decodes, prompt_tokens)
         has_decoded, tokens = work
         if tokens:
@@ -69,22 +69,23 @@ class StepCosts:
 
 @dataclass
 class Statistics:
-    """What an engine has done. prompt_tokens: computed, and those that states read again after a wrong guess;
-    reused_tokens: of prompts, found in a cache; imported_tokens: those of them that another engine computed.
+    """An engine's counters.
 
-    restored_tokens: of prompts, those that were found in host memory; file_tokens: those of them that files had.
+    prompt_tokens: computed prompt tokens, including those that recurrent states read again after a wrong guess.
+    reused_tokens: prompt tokens found in a cache; imported_tokens: those of them that another engine computed.
+    restored_tokens: prompt tokens found in host memory; file_tokens: those of them that came from files.
 
-    swaps: preemptions whose sequence the host keeps; others are computed again.
+    swaps: preemptions whose cache the host keeps; after the others it is computed again.
 
-    network_calls: of the decoder; computed_tokens: of its linear layers in them; padded_tokens: those of these that
-    nobody reads: padding of rows, and rows and tokens that are idle.
+    network_calls: calls of the decoder. computed_tokens: tokens that their linear layers computed; padded_tokens: those
+    of them that nobody reads, in padding, idle rows and idle tokens.
 
-    synchronous_steps: decoding steps that the host waited for before it could launch the next: the engine does not
-    overlap, or a row is a beam, or a user's function has to see its logits. discarded_tokens: drawn after an end.
+    synchronous_steps: decode steps that the host waited for before it could launch the next: steps do not overlap, a
+    row is a beam, or a user's function must see the logits. discarded_tokens: drawn after a request's end.
 
-    active_blocks, read_blocks, missed_blocks: of neurons, summed over layers and calls, if `llm.sparse_ffn` lets steps
-    read active ones only; missed ones are active and were not read.
-    row_bytes: of their rows, read by the reference executor, but for rows that `resident_tokens` keeps in memory.
+    active_blocks, read_blocks, missed_blocks: blocks of neurons, summed over layers and calls, if `llm.sparse_ffn`
+    reads active neurons only; missed blocks were active and were not read. row_bytes: bytes of their rows that the
+    reference executor read, except rows that `resident_tokens` keeps in memory.
     """
 
     steps: int = 0

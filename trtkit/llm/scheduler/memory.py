@@ -1,4 +1,4 @@
-"""Memory of sequences: slots, pages, and the host; prefixes that any of them has cached are found and reused."""
+"""Memory of sequences: slots, pages and the host tier, with reuse of the prefixes that any of them has cached."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from trtkit.llm.scheduler.request import Schedulable
     from trtkit.llm.sequences import Ints
 
-_SPARE_SHARE = 0.01  # of all pages, which new requests leave to those that run
+_SPARE_SHARE = 0.01  # share of all pages that admission leaves to running requests
 
 
 class SequenceMemory:
-    """Which slot, pages and host memory hold what: numbers, which become true when `transfers` are carried out.
+    """What slots, pages and host memory hold, as numbers that become true once `transfers` are carried out.
 
-    layout: of the caches, which decisions only read. prefixes: that are cached. finds_by_content: whether as pages, not
-    in slots. transfers: what is to be done with the caches, in order.
+    layout: of the caches; decisions only read it. prefixes: the cached prefixes. finds_by_content: whether prefixes are
+    found in pages by content rather than in slots. transfers: the pending copies, in order.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SequenceMemory:
         self.host, self.finds_by_content = self.prefixes.host, self.prefixes.finds_by_content
 
     def longest(self, request: Schedulable) -> int:
-        """Return how many tokens a request can come to if it has all pages: beams share those of the prompt only."""
+        """Return the length a request can reach if it gets all pages; beams share only the prompt's pages."""
         if self.pages is None:
             return self._options.max_length
         size, count = self.pages.page_tokens, self.pages.pages - 1
@@ -63,9 +63,9 @@ class SequenceMemory:
         return prompt + max(0, of_each - 1) * size  # a beam's first page is a copy of the prompt's last
 
     def has_pages(self, request: Schedulable, *, is_alone: bool) -> bool:
-        """Whether there are pages for a request's known tokens and the next one.
+        """Whether there are pages for a request's known tokens and the next one, evicting cached prefixes as needed.
 
-        is_alone: whether nobody else runs; if not, a few pages stay free for those that run.
+        is_alone: whether no other request runs; otherwise a few pages stay free for the running ones.
         """
         pages, prefetches = self.pages, self.prefixes.prefetches
         if pages is None:
@@ -76,15 +76,15 @@ class SequenceMemory:
             matched = list(self.prefixes.match_cached(request).pages)
         known = request.prompt_tokens + len(request.generated)
         needed = -(-(known + 1) // pages.page_tokens) - len(matched)
-        unused = int((pages.references[matched] == 0).sum())  # free pages that would not be free any longer
+        unused = int((pages.references[matched] == 0).sum())  # matched pages that now count as free
         if self.make_free(needed + unused + (0 if is_alone else int(_SPARE_SHARE * pages.pages))):
             return True
         return prefetches is not None and prefetches.give_way() and self.has_pages(request, is_alone=is_alone)
 
     def begin(self, request: Schedulable) -> tuple[int, int, int]:
-        """Give a request a free slot, and pages for its known tokens.
+        """Give a request a free slot and pages for its known tokens.
 
-        Return the slot, how many of the tokens were cached, and how many of those the host had.
+        Returns the slot, the number of tokens found in a cache, and how many of those the host held.
         """
         ids, prompt, restored = request.known_ids(), request.prompt_tokens, request.metrics.restored
         slot, common = self._take_slot(request)
@@ -97,9 +97,9 @@ class SequenceMemory:
         return slot, common, request.metrics.restored - restored
 
     def match_again(self, slot: int, request: Schedulable) -> int:
-        """Let a slot that has read nothing yet begin with what others have cached since it was taken.
+        """Look up the prefix of a slot that has read nothing yet again, since others may have cached more of it.
 
-        Return how many tokens more it has now.
+        Returns how many more tokens the slot reuses now.
         """
         prefixes = self.prefixes
         if not prefixes.is_looked_up(request) or self.slots.has_computed(slot) or prefixes.is_loading[slot]:
@@ -120,9 +120,9 @@ class SequenceMemory:
         return common - cached
 
     def is_computed_by(self, slot: int, request: Schedulable, others: list[int]) -> bool:
-        """Whether one of the `others`, which read on in this step, is computing what a slot's sequence begins with.
+        """Whether one of `others`, slots that read chunks in this step, is computing a prefix of this slot's sequence.
 
-        It is worth waiting for if it is at least as far: what it has left takes no longer than computing it twice.
+        Waiting pays if the other slot is at least as far: its remaining work takes no longer than computing it twice.
         """
         slots, sequences, least = self.slots, self.slots.sequences, self._options.min_shared_tokens
         is_shared = self._options.shares_prefixes and not request.needs_whole_prompt and not slots.has_computed(slot)
@@ -141,7 +141,7 @@ class SequenceMemory:
         return False
 
     def read(self, slot: int, start: int, stop: int) -> None:
-        """Note that a slot has read its tokens from `start` to `stop`; recurrent states are saved now and then."""
+        """Record that a slot has read its tokens from `start` to `stop`; snapshot recurrent states at intervals."""
         slots, spacing = self.slots, self._options.snapshot_tokens
         slots.cached[slot] = stop
         if self.layout.has_states:
@@ -150,20 +150,20 @@ class SequenceMemory:
                 self.host.keep(slot)
 
     def spare_slot(self) -> int:
-        """Return a free slot, emptied."""
+        """Take a free slot, empty it and return it."""
         slot = self.slots.take(0, 0)
         self._take_over(slot)
         self.slots.sequences.lengths[slot] = 0
         return slot
 
     def fork(self, source: int, target: int) -> None:
-        """Make `target` the same sequence as `source`: its cache, but for what is the same already."""
+        """Copy the sequence and cache of `source` to `target`, except for a prefix that they share already."""
         slots, tokens = self.slots, self.slots.sequences.tokens
         length = int(slots.cached[source])
         keys = slots.sequences.adapter_keys
         known = min(length, int(slots.cached[target])) if keys[source] == keys[target] else 0
         start = 0
-        if known and tokens[source, 0] == tokens[target, 0]:  # mostly they are not alike at all
+        if known and tokens[source, 0] == tokens[target, 0]:  # usually they share nothing
             is_other = tokens[source, :known] != tokens[target, :known]
             start = int(is_other.argmax()) if is_other.any() else known
             alike = shared_length(slots.sequences.soft.get(source), slots.sequences.soft.get(target))
@@ -173,13 +173,13 @@ class SequenceMemory:
         slots.cached[target] = length
 
     def move(self, source: int, target: int) -> None:
-        """Let the sequence of `source` go on in `target`, a free slot."""
+        """Copy the sequence of `source` to `target`, a free slot, where it continues."""
         self.prefixes.offload(target)
         self.fork(source, target)
         self.slots.is_running[target] = True
 
     def leave(self, slot: int, *, is_findable: bool = True) -> None:
-        """Free a slot. Its sequence can still be shared, in the slot or, if `is_findable`, in its pages."""
+        """Free a slot. Its cache can still be shared: in the slot or, if `is_findable`, in its pages."""
         self.prefixes.await_load(slot)
         if is_findable:
             self.prefixes.register(slot)
@@ -188,13 +188,13 @@ class SequenceMemory:
             self.empty(slot)
 
     def empty(self, slot: int) -> None:
-        """Forget what a slot has cached."""
+        """Discard a slot's cache and release its pages."""
         self.slots.cached[slot] = 0
         if self.pages is not None:
             self.pages.release(slot)
 
     def make_free(self, needed: int) -> bool:
-        """Take pages from ended sequences, the oldest first, until enough are free; return whether they are."""
+        """Release pages of ended sequences, the oldest first, until enough are free; return whether they are."""
         pages = self.pages
         assert pages is not None
         while pages.free < needed:
@@ -206,9 +206,9 @@ class SequenceMemory:
         return pages.free >= needed
 
     def reserve(self, slots: Ints, counts: Ints) -> bool:
-        """Take the pages of `counts` [R] more tokens of `slots` [R], copies of those that others read too.
+        """Allocate pages for `counts` [R] more tokens of `slots` [R]; shared pages written to are copied first.
 
-        What nobody reads is evicted. Return whether there were enough; if not, nothing is taken.
+        Unused prefixes are evicted. Returns False, with nothing allocated, if there are not enough pages.
         """
         pages = self.pages
         if pages is None or not slots.size:
@@ -225,14 +225,14 @@ class SequenceMemory:
         return True
 
     def lacks(self, slots: Ints, counts: Ints) -> ExecutionError:
-        """Return the error for tokens that `reserve` has no pages for."""
+        """Return the error for tokens that `reserve` found no pages for."""
         assert self.pages is not None
         starts = self.slots.cached[slots]
         stops = np.minimum(starts + counts, self._options.max_length)
         return no_pages(self.pages.needed(slots, starts, stops), self.pages.free)
 
     def steps_that_fit(self, slots: Ints, most: int) -> int:
-        """Return how many of `most` decode steps of `slots` [R] there are pages for, without copies to the host."""
+        """Return how many decode steps of `slots` [R], at most `most`, have pages without evicting to the host."""
         pages = self.pages
         if pages is None or not slots.size:
             return most
@@ -244,8 +244,9 @@ class SequenceMemory:
         return most if fits(most) else bisect_left(range(most), 1, key=lambda steps: not fits(steps + 1))
 
     def take(self) -> tuple[tuple[Transfer, ...], tuple[tuple[int, int, int], ...]]:
-        """Return what was decided since the last call, to be carried out before anything else is decided: transfers,
-        and what has changed in page tables.
+        """Return the transfers and page-table changes decided since the last call.
+
+        The caller carries them out before the next decision.
         """
         transfers: tuple[Transfer, ...] = ()
         if self.transfers:  # nothing else changes positions
@@ -255,7 +256,7 @@ class SequenceMemory:
         return transfers, () if self.pages is None else tuple(self.pages.changes())
 
     def _take_slot(self, request: Schedulable) -> tuple[int, int]:
-        """Return a free slot, and how many of a request's tokens its cache begins with."""
+        """Take a free slot; return it and how many of the request's tokens its cache starts with."""
         match, by_content = self.prefixes.match(request), self.finds_by_content
         common = 0 if by_content else match.common
         slot = self.slots.take(match.source, common)
@@ -264,7 +265,7 @@ class SequenceMemory:
         return slot, match.tokens
 
     def _take_over(self, slot: int, common: int = 0) -> None:
-        """Let a slot begin with its first `common` tokens; the host keeps what else it had."""
+        """Keep the first `common` tokens of a slot's cache; the rest is offloaded to the host."""
         if common < self.slots.cached[slot]:
             self.prefixes.offload(slot)
         if not common:

@@ -1,4 +1,4 @@
-"""How requests are scheduled and share a machine, and what a request says about it."""
+"""Options of the scheduler: schedules, shared budgets, and a request's own priority, user and deadline."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from trtkit.llm.cache.host.files import CacheFolder
 
 ANYONE = "*"
-"""In shares: every user who is not named."""
+"""In `shares`: every user who is not listed."""
 
 
 @dataclass(frozen=True)
 class SchedulingParams:
-    """What a request says about its turn.
+    """A request's scheduling settings.
 
-    priority: smaller is sooner. user: whose share it counts against. deadline_s: seconds from its arrival by which it
-    has to begin; then it ends with an error if it has not. Requests that are equal otherwise begin by deadline.
+    priority: lower runs first. user: whose share it is charged to. deadline_s: seconds after its arrival by which it
+    must get a slot, or it ends with an error; among otherwise equal requests the earliest deadline comes first.
     """
 
     priority: int = 0
@@ -31,26 +31,26 @@ class SchedulingParams:
     deadline_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise RequestError for a deadline that no request meets."""
+        """Raise RequestError for a deadline that has passed already."""
         if self.deadline_s is not None and not self.deadline_s > 0:
             raise RequestError(f"a deadline of {self.deadline_s:g} s has passed", "deadline_s", "give more than 0")
 
 
 DEFAULT_SCHEDULING = SchedulingParams()
-"""Of requests that say nothing about their turn."""
+"""Settings of requests that state none."""
 
 
 @dataclass(frozen=True)
 class ScheduleOptions:
     """How requests are scheduled.
 
-    fcfs: by arrival. priority: by priority, then by deadline and arrival; a request gives way to one of higher
-    priority. mlfq: short answers first without knowing lengths, by FastServe's skip-join multi-level feedback queue,
-    https://arxiv.org/abs/2305.05920; priorities are ignored.
+    fcfs: by arrival. priority: by priority, then deadline, then arrival; a higher priority preempts a lower one.
+    mlfq: short answers first without knowing their lengths, by FastServe's skip-join multi-level feedback queue
+    (https://arxiv.org/abs/2305.05920); priorities are ignored.
 
-    shares: weights of users, by name, `*` for all others; None: users do not matter. Of mlfq: quantum_s, seconds of
-    service in the highest of `levels` queues; ratio, of each queue's quantum to that of the queue above it;
-    starvation_s: a request that was not served for so long moves to the highest queue.
+    shares: weights of users by name, `*` for all others; None if users do not matter. For mlfq: quantum_s, seconds of
+    service in the highest of `levels` queues; ratio, of a queue's quantum to that of the queue above it;
+    starvation_s, time without service after which a request moves to the highest queue.
     """
 
     name: ScheduleName = "priority"
@@ -61,7 +61,7 @@ class ScheduleOptions:
     starvation_s: float = 60.0
 
     def __post_init__(self) -> None:
-        """Raise RequestError for options that make no schedule."""
+        """Raise RequestError for an unknown schedule or a value out of range."""
         if self.name not in SCHEDULES:
             raise RequestError(f"`{self.name}` is not a schedule", "schedule", f"use one of {', '.join(SCHEDULES)}")
         for user, weight in (self.shares or {}).items():
@@ -79,28 +79,28 @@ class ScheduleOptions:
 
     @classmethod
     def of(cls, schedule: ScheduleName | ScheduleOptions, shares: Mapping[str, float] | None = None) -> ScheduleOptions:
-        """Return the options of a schedule that may be given by its name. shares: replace those of `schedule`."""
+        """Return schedule options, also from a schedule's name. shares: replace those of `schedule`."""
         options = schedule if isinstance(schedule, ScheduleOptions) else cls(schedule)
         return options if shares is None else replace(options, shares=dict(shares))
 
 
 DEFAULT_SCHEDULE = ScheduleOptions()
-"""By priority."""
+"""Schedule by priority."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharingOptions:
     """How requests share a machine.
 
-    token_budget: new tokens of a step, decoding and prompts together; those of a slot in one call if None.
-    max_queue: requests that may wait; None: any number. min_shared_tokens: the shortest prefix worth sharing.
-    snapshot_tokens: how far apart the prefixes end that recurrent models save on their way.
+    token_budget: new tokens per step, decoding and prompts together; None for as many as a call takes of one slot.
+    max_queue: limit on waiting requests; None if unlimited. min_shared_tokens: the shortest prefix worth sharing.
+    snapshot_tokens: interval at which recurrent models save states while they read a prompt.
     most_imported_bytes: host memory for prefixes that other engines computed.
-    host_cache_bytes: host memory for what caches have no room for: preempted requests first, then prefixes of
-    prompts. host_block_tokens: how much of a slot's cache it keeps as one; pages are kept as they are.
-    cache_folder: for what host memory has, which outlives the engine.
-    in_blocks: requests begin together, once those before them have ended, and one step reads all their prompts: for
-    decoders to which each call costs a copy of all weights.
+    host_cache_bytes: host memory for caches evicted from the device: preempted requests first, then prompt prefixes.
+    host_block_tokens: tokens per block of a linear cache on the host; paged caches keep their pages.
+    cache_folder: files that extend host memory and outlive the engine.
+    in_blocks: requests start together once all earlier ones have ended, and one step reads all their prompts; for
+    decoders that load all weights in every call.
     """
 
     token_budget: int | None = None
@@ -119,11 +119,11 @@ class SharingOptions:
 class SchedulerOptions(SharingOptions):
     """What a scheduler shares out: `slots` of `max_length` tokens.
 
-    max_chunk: new tokens of a slot in one call. guesses: tokens that a decoding slot may write after its own, which are
-    guessed. is_packed: whether prompts share the calls of decoding slots. token_tile: tokens that such a call
-    computes together; its last tile may have idle ones. copies_in_background: whether steps run while blocks are
-    copied to the host and back. shares_prefixes: whether requests find what others have cached;
-    if not, only their own work after a preemption.
+    max_chunk: limit on new tokens of a slot in one call. guesses: draft tokens that a decoding slot may write after its
+    last one. is_packed: whether prompt chunks share the calls of decoding slots. token_tile: tokens that such a call
+    computes together; the last tile may have idle ones. copies_in_background: whether steps run while blocks are
+    copied to the host and back. shares_prefixes: whether requests find prefixes that others have cached; otherwise
+    only their own work after a preemption.
     """
 
     slots: int

@@ -1,4 +1,4 @@
-"""Schedules: first come first served, by priority, a multi-level feedback queue; and shares of users."""
+"""Schedules: first come, first served; priority; multi-level feedback queue; and fair shares of users."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ Order = tuple[int, int, float, int]
 
 @dataclass(eq=False, slots=True)
 class Standing:
-    """Where a request stands. Times are those of the engine's clock, in seconds.
+    """A request's rank in the schedule. Times are in seconds of the engine's clock.
 
-    arrival: a number, in order. level: smaller is sooner; requests of one level do not give way to each other.
-    due_s: when it has to begin. used_s: of its level's quantum. served_s: when it was last served, or arrived.
-    is_promoted: it was not served for too long, so it comes first on its level. promotions: how often that happened.
-    has_begun: whether it ever had a slot.
-    is_by_deadline: whether the earliest deadline comes first on a level.
+    arrival: sequence number. level: lower runs first; requests on the same level do not preempt each other.
+    due_s: deadline for its first slot. used_s: service used of its level's quantum. served_s: when it was last served,
+    or arrived. is_promoted: it starved and now comes first on its level. promotions: how often that has happened.
+    has_begun: whether it ever had a slot. is_by_deadline: whether the earliest deadline comes first on a level.
     """
 
     arrival: int = 0
@@ -40,21 +39,21 @@ class Standing:
 
     @property
     def order(self) -> Order:
-        """What requests are sorted by: level, promoted ones first, deadline, arrival."""
+        """Sort key: level, promoted requests first, deadline, arrival."""
         is_due = self.is_by_deadline and not self.is_promoted
         return (self.level, not self.is_promoted, self.due_s if is_due else math.inf, self.arrival)
 
     def promote(self) -> None:
-        """Move to the highest level, before all others there."""
+        """Move to the head of the highest level."""
         self.level, self.used_s, self.is_promoted = 0, 0.0, True
         self.promotions += 1
 
 
 class Policy(Protocol):
-    """A schedule. starvation_s: a request that is not served for so long is promoted; infinite for never.
+    """A schedule. starvation_s: time without service after which a request is promoted; infinite for never.
 
-    is_by_deadline: whether the earliest deadline goes first on a level. measures: whether it needs to know how long
-    steps take. keeps_work: whether a request gives way only if the host has room for what it has computed.
+    is_by_deadline: whether the earliest deadline comes first on a level. measures: whether it needs the durations of
+    steps. keeps_work: whether a request is preempted only if the host has room for its cache.
     """
 
     starvation_s: float
@@ -66,14 +65,14 @@ class Policy(Protocol):
         """Return the level that a request starts on."""
 
     def charge(self, standings: Iterable[Standing], seconds: float, prompt_tokens: int) -> bool:
-        """Note that requests were served by a step; return whether one moved to another level."""
+        """Charge requests for a step that served them; return whether one moved to another level."""
 
     def left_s(self, standing: Standing) -> float:
-        """Return the seconds of service after which a request moves to another level."""
+        """Return the service left, in seconds, before a request moves to another level."""
 
 
 class Unmeasured:
-    """A schedule by what requests say, not by what they use: a level for each priority, or first come, first served."""
+    """A schedule that does not depend on measured service: one level per priority, or first come, first served."""
 
     starvation_s, measures, keeps_work = math.inf, False, False
 
@@ -85,7 +84,7 @@ class Unmeasured:
         return scheduling.priority if self.is_by_priority else 0
 
     def charge(self, standings: Iterable[Standing], seconds: float, prompt_tokens: int) -> bool:  # noqa: ARG002
-        """Return False: nothing depends on it."""
+        """Return False: levels never change."""
         return False
 
     def left_s(self, standing: Standing) -> float:  # noqa: ARG002
@@ -94,20 +93,20 @@ class Unmeasured:
 
 
 def make_policy(options: ScheduleOptions) -> Policy:
-    """Return the schedule of a name."""
+    """Return the schedule that `options` name."""
     if options.name == "mlfq":
         return FeedbackQueue(options)
     return Unmeasured(is_by_priority=options.name == "priority")
 
 
-_MEMORY = 0.99  # share of what was measured that a step's measurement leaves
+_MEMORY = 0.99  # weight of earlier measurements when a step adds a new one
 
 
 class FeedbackQueue:
-    """Levels with growing quanta. A request that used up its level's quantum moves one down.
+    """Levels with growing quanta; a request that has used up its level's quantum moves down one level.
 
-    It does not start at the top, but on the first level whose quantum covers its prompt: the time for that is known
-    from prompts before it. Requests often give way, so none does whose work would be lost.
+    Skip-join: a request starts on the first level whose quantum covers its prompt, by the measured time of earlier
+    prompts. Preemption is frequent, so it happens only if the host can keep the request's cache.
     """
 
     is_by_deadline, measures, keeps_work = True, True, True
@@ -118,12 +117,12 @@ class FeedbackQueue:
         self._prompt_s, self._prompt_tokens = 0.0, 0.0
 
     def level(self, scheduling: SchedulingParams, prompt_tokens: int) -> int:  # noqa: ARG002
-        """Return the highest level whose quantum covers the prompt, the last if none does."""
+        """Return the highest level whose quantum covers the prompt; the last level if none does."""
         needed_s = prompt_tokens * self._prompt_s / self._prompt_tokens if self._prompt_tokens else 0.0
         return next((level for level, quantum in enumerate(self._quanta) if needed_s <= quantum), len(self._quanta))
 
     def charge(self, standings: Iterable[Standing], seconds: float, prompt_tokens: int) -> bool:
-        """Count a step against the quanta of those it served. The last level has no quantum."""
+        """Charge a step to the quanta of the requests it served. The last level has no quantum."""
         if prompt_tokens:
             self._prompt_s = _MEMORY * self._prompt_s + seconds
             self._prompt_tokens = _MEMORY * self._prompt_tokens + prompt_tokens
@@ -136,10 +135,10 @@ class FeedbackQueue:
         return has_moved
 
     def left_s(self, standing: Standing) -> float:
-        """Return the seconds of service after which a request moves down.
+        """Return the service left, in seconds, before a request moves down.
 
-        Each promotion doubles what a promoted request gets. So it ends even if each time it gives way its work is lost,
-        and two of them cannot take each other's slot forever.
+        Each promotion doubles a promoted request's quantum. It therefore finishes even if every preemption loses its
+        work, and two starved requests cannot evict each other forever.
         """
         if standing.level >= len(self._quanta):
             return math.inf
@@ -149,14 +148,14 @@ class FeedbackQueue:
 
 
 PROMPT_TOKEN, OUTPUT_TOKEN = 1.0, 2.0
-"""What a token counts, as in the paper."""
-_MOST_IDLE = 4096  # users without a request whose counters are kept
+"""Cost of a token in service units, as in Virtual Token Counter (https://arxiv.org/abs/2401.00588)."""
+_MOST_IDLE = 4096  # counters kept of users without a request
 
 
 class Shares:
-    """What each user was served, divided by the user's weight: who has the least is next.
+    """Service per user, divided by the user's weight; the user with the least is served next.
 
-    Service is not saved up: who comes after a break starts no lower than those who waited meanwhile.
+    Idle users save up nothing: after a break, a user starts no lower than those who have been waiting.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -167,14 +166,14 @@ class Shares:
         self._last = 0.0
 
     def add(self, user: str) -> None:
-        """Note that a request of a user waits."""
+        """Record that a request of the user waits."""
         if not self._waiting[user]:
             least = min((self._counters[other] for other in self._waiting if other != user), default=self._last)
             self._counters[user] = max(self._counters.get(user, 0.0), least)
         self._waiting[user] += 1
 
     def remove(self, user: str) -> None:
-        """Note that a request of a user waits no longer."""
+        """Record that a request of the user no longer waits."""
         self._waiting[user] -= 1
         if not self._waiting[user]:
             del self._waiting[user]
@@ -183,7 +182,7 @@ class Shares:
                 self._forget()
 
     def charge(self, user: str, tokens: float) -> None:
-        """Count weighted tokens that a user was served."""
+        """Charge a user for weighted tokens."""
         weight = self._weights.get(user, self._other)
         self._counters[user] = self._counters.get(user, 0.0) + tokens / weight
 
@@ -192,6 +191,6 @@ class Shares:
         return self._counters.get(user, 0.0)
 
     def _forget(self) -> None:
-        """Drop the counters of users who would start no lower without them."""
+        """Drop the counters of idle users who would start just as high without one."""
         least = min((self._counters[user] for user in self._waiting), default=self._last)
         self._counters = {user: used for user, used in self._counters.items() if user in self._waiting or used > least}

@@ -1,4 +1,4 @@
-"""Requests that wait for a slot, in the order of a schedule."""
+"""Requests waiting for a slot, in the order of a schedule."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Service(Generic[T]):
-    """What a step does for whom. decoding, reading: whom it serves. idle: who has a slot and is not served.
+    """Whom a step serves. decoding, reading: the requests it serves. idle: those with a slot that it does not serve.
 
-    Once it is over: prompt_tokens that it computed, and `tokens` of each request in `decoding`.
+    Known at its end: prompt_tokens, all that it computed; tokens, generated per request in `decoding`.
     """
 
     decoding: Sequence[T]
@@ -35,7 +35,7 @@ class Service(Generic[T]):
 
 
 class _Place(Generic[T]):
-    """Where a request waits; None once it has left."""
+    """A request's entry in the heaps; `request` is None once it has left."""
 
     __slots__ = ("request",)
 
@@ -44,10 +44,10 @@ class _Place(Generic[T]):
 
 
 class RequestQueue(Generic[T]):
-    """Requests by level, on each level by their users' shares, then by deadline and arrival.
+    """Waiting requests by level, then by their users' shares, then by deadline and arrival.
 
-    A preempted one comes back to its old place. limit: requests that may wait; None: any number. counts: whether the
-    order depends on what steps do, so that `account` has to be told.
+    A preempted request returns to its former position. limit: on waiting requests; None if unlimited. counts: whether
+    the order depends on past steps, which `account` must then be told about.
     """
 
     def __init__(self, options: SharingOptions) -> None:
@@ -58,13 +58,13 @@ class RequestQueue(Generic[T]):
         self.limit, self._arrivals, self._entries = options.max_queue, 0, 0
         self._places: dict[int, _Place[T]] = {}
         self._lanes: dict[tuple[int, int], dict[str, list[tuple[Order, int, _Place[T]]]]] = {}
-        self._alarms: list[tuple[float, int, _Place[T]]] = []  # deadlines, and when waiting has taken too long
+        self._alarms: list[tuple[float, int, _Place[T]]] = []  # deadlines, and times at which a request starves
 
     def __len__(self) -> int:
         return len(self._places)
 
     def check_room(self, count: int) -> None:
-        """Raise RequestError for more requests than ever fit, OverloadedError for more than fit now."""
+        """Raise RequestError if `count` requests never fit, OverloadedError if they do not fit now."""
         if self.limit is None:
             return
         if count > self.limit:
@@ -75,7 +75,7 @@ class RequestQueue(Generic[T]):
             raise OverloadedError(f"{len(self)} requests are already waiting", "", fix)
 
     def add(self, request: T, arrived_s: float) -> None:
-        """Take a new request. Raises as `check_room` does."""
+        """Add a new request. Raises as `check_room` does."""
         self.check_room(1)
         level = self.policy.level(request.scheduling, request.prompt_tokens)
         standing = Standing(self._arrivals, level, served_s=arrived_s, is_by_deadline=self.policy.is_by_deadline)
@@ -86,7 +86,7 @@ class RequestQueue(Generic[T]):
         self.put_back(request)
 
     def put_back(self, request: T) -> None:
-        """Take a request that had a slot."""
+        """Add a request that was preempted."""
         if self._shares is not None:
             self._shares.add(request.scheduling.user)
         self._line_up(request)
@@ -94,7 +94,7 @@ class RequestQueue(Generic[T]):
             self._wake_at(request.standing.served_s + self.policy.starvation_s, request)
 
     def first(self) -> T | None:
-        """Return the request whose turn it is."""
+        """Return the request that is next in order; None if none waits."""
         while self._places and self._lanes:
             key = min(self._lanes)
             users = self._lanes[key]
@@ -109,7 +109,7 @@ class RequestQueue(Generic[T]):
         return None
 
     def upcoming(self, count: int) -> list[T]:
-        """Return the next requests of the first in turn's level and user, at most `count`."""
+        """Return at most `count` next requests, of the same level and user as the first one."""
         if self.first() is None:
             return []
         users = self._lanes[min(self._lanes)]
@@ -117,7 +117,7 @@ class RequestQueue(Generic[T]):
         return [place.request for _, _, place in entries if place.request is not None]
 
     def in_order(self) -> list[T]:
-        """Return all requests in order; of users with shares, those of who was served least first."""
+        """Return all requests in order; with shares, those of the least served user first."""
         entries = [
             ((key, self._used(user), order), place.request)
             for key, users in self._lanes.items()
@@ -127,14 +127,14 @@ class RequestQueue(Generic[T]):
         return [request for _, request in sorted(entries, key=lambda entry: entry[0]) if request is not None]
 
     def begin(self, request: T) -> None:
-        """Remove a request that gets a slot. Who was first when room was made for it may not be any more."""
+        """Remove a request that gets a slot; it need not be the first: making room for it may have changed that."""
         if not request.standing.has_begun and self._shares is not None:
             self._shares.charge(request.scheduling.user, PROMPT_TOKEN * request.prompt_tokens + OUTPUT_TOKEN)
         self._leave(request)
         request.standing.has_begun = True
 
     def remove(self, request_id: str) -> T | None:
-        """Remove a request, None if it does not wait."""
+        """Remove and return a request; None if it does not wait."""
         waiting = (place.request for place in self._places.values())
         request = next((each for each in waiting if each is not None and each.id == request_id), None)
         if request is not None:
@@ -142,7 +142,7 @@ class RequestQueue(Generic[T]):
         return request
 
     def wake(self, now_s: float) -> list[T]:
-        """Promote those who have waited too long; remove and return those whose deadline passed before they began."""
+        """Promote starved requests; remove and return those whose deadline passed before they got a slot."""
         late = []
         while self._alarms and self._alarms[0][0] <= now_s:
             request = heappop(self._alarms)[2].request
@@ -159,11 +159,11 @@ class RequestQueue(Generic[T]):
 
     @property
     def next_alarm_s(self) -> float:
-        """When `wake` has something to do, at the earliest."""
+        """The earliest time at which `wake` has something to do."""
         return self._alarms[0][0] if self._alarms else math.inf
 
     def account(self, service: Service[T]) -> bool:
-        """Count what a step did; return whether the order of requests that have slots has changed."""
+        """Charge a step to the requests it served; return whether the order of running requests has changed."""
         if self._shares is not None:
             for request in service.decoding:
                 self._shares.charge(request.scheduling.user, OUTPUT_TOKEN * service.tokens)
@@ -181,7 +181,7 @@ class RequestQueue(Generic[T]):
         return not standing.is_promoted and standing.served_s + self.policy.starvation_s <= now_s
 
     def _line_up(self, request: T) -> None:
-        """Give a request a place by its order."""
+        """Push a request onto the heap of its level and user."""
         standing, order = request.standing, request.standing.order
         place = self._places[standing.arrival] = _Place(request)
         users = self._lanes.setdefault(order[:2], {})
@@ -194,7 +194,7 @@ class RequestQueue(Generic[T]):
         heappush(self._alarms, (at_s, self._next_entry(), self._places[request.standing.arrival]))
 
     def _next_entry(self) -> int:
-        """Return a number that no other entry of a heap has: places cannot be compared."""
+        """Return a number that breaks ties between heap entries, which cannot be compared."""
         self._entries += 1
         return self._entries
 
@@ -204,11 +204,11 @@ class RequestQueue(Generic[T]):
             self._shares.remove(request.scheduling.user)
 
     def _used(self, user: str) -> float:
-        """Return what a user's share has come to; 0 if nobody has shares."""
+        """Return a user's weighted service so far; 0 without shares."""
         return 0.0 if self._shares is None else self._shares.used(user)
 
     def _next_user(self, users: dict[str, list[tuple[Order, int, _Place[T]]]]) -> str:
-        """Return the user who was served least; among equals, whose request comes first."""
+        """Return the least served user; among equals, the one whose request comes first."""
         shares = self._shares
         if shares is None or len(users) == 1:
             return next(iter(users))

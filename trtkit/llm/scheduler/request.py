@@ -1,4 +1,4 @@
-"""What the scheduler knows of a request: numbers, and how it has ended."""
+"""What the scheduler knows of a request, and how a request ends."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(slots=True)
 class Metrics:
-    """Times of the engine's clock, in seconds, and counts of tokens.
+    """Times in seconds of the engine's clock, and token counts.
 
-    reused: prompt tokens whose keys and values were already in a cache. restored: those of them that the host had.
-    drafted, accepted: by speculation.
+    reused: prompt tokens found in a cache. restored: those of them found in host memory. drafted, accepted: tokens of
+    speculative decoding.
     """
 
     arrived_s: float = field(default_factory=time.monotonic)
@@ -35,10 +35,10 @@ class Metrics:
 
 
 class Schedulable(Protocol):
-    """A request, as far as the scheduler is concerned.
+    """A request as the scheduler sees it.
 
-    generated: tokens made before a preemption. retained: keys of what the host keeps for it.
-    standing: among the other requests, kept by the queue.
+    generated: tokens generated before a preemption. retained: keys of blocks that the host keeps for it.
+    standing: its rank in the schedule, set by the queue.
     """
 
     standing: Standing
@@ -48,42 +48,42 @@ class Schedulable(Protocol):
 
     @property
     def id(self) -> str:
-        """Its name."""
+        """Unique name."""
 
     @property
     def scheduling(self) -> SchedulingParams:
-        """Its priority, user and deadline."""
+        """Priority, user and deadline."""
 
     @property
     def prompt_tokens(self) -> int:
-        """How long its prompt is."""
+        """Length of the prompt."""
 
     @property
     def max_new_tokens(self) -> int:
-        """The most tokens that it generates."""
+        """Limit on generated tokens."""
 
     @property
     def slots(self) -> int:
-        """Slots that it takes: one for each beam."""
+        """Number of slots it takes: one per beam."""
 
     @property
     def needs_whole_prompt(self) -> bool:
-        """Whether all of its prompt has to be computed, as for log probabilities of the prompt's tokens."""
+        """Whether no cached prefix may be used, as for log probabilities of the prompt."""
 
     @property
     def soft(self) -> SoftTokens | None:
-        """Vectors that are in its prompt, such as an image's."""
+        """Vectors in its prompt, such as an image's."""
 
     @property
     def adapter(self) -> LoadedAdapter | None:
-        """The LoRA adapter that computes it."""
+        """Its LoRA adapter, or None."""
 
     @property
     def adapter_id(self) -> AdapterId:
-        """Which adapter it has, if any."""
+        """Identity of its adapter; zeros if it has none."""
 
     def known_ids(self) -> Ints:
-        """Return its prompt, and the tokens that it had generated before it was preempted."""
+        """Return the prompt and the tokens generated before a preemption."""
 
 
 T = TypeVar("T", bound=Schedulable)
@@ -92,7 +92,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One answer of a beam search, best first among its request's. score: its length-penalised log probability."""
+    """One answer of a beam search. score: length-penalised log probability."""
 
     token_ids: list[int]
     score: float
@@ -101,9 +101,9 @@ class Hypothesis:
 class Ended(NamedTuple, Generic[R]):
     """A request that has ended.
 
-    generated: its tokens, or those of its best beam; `token_ids` are the same as a list.
-    stop_reason: the stop string, or the token, that ended it; the error's text where it failed.
-    beams: the answers of a beam search.
+    generated: its tokens, or those of its best beam; `token_ids` has them as a list.
+    stop_reason: the stop string or token that ended it; the error's text if it failed.
+    beams: the answers of a beam search, best first.
     """
 
     request: R
@@ -114,5 +114,5 @@ class Ended(NamedTuple, Generic[R]):
 
     @property
     def token_ids(self) -> list[int]:
-        """The tokens that it has generated."""
+        """The generated tokens."""
         return self.generated if isinstance(self.generated, list) else self.generated.tolist()

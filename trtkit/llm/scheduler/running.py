@@ -1,4 +1,4 @@
-"""Requests that have slots, with what every step asks of them as arrays."""
+"""Requests that have slots, with their per-step facts as arrays."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class BeamGroup(Generic[T]):
-    """A request of several beams: the slot of each, one until its prompt is computed.
+    """A request with several beams and their slots; a single beam until its prompt is computed.
 
-    search: chooses the beams; who runs the group sets it.
+    search: chooses the beams; set by the engine.
     """
 
     def __init__(self, request: T, slots: list[int]) -> None:
@@ -27,15 +27,15 @@ class BeamGroup(Generic[T]):
 
     @property
     def all_slots(self) -> list[int]:
-        """Every slot it holds."""
+        """All slots it holds."""
         return self.slots + self.spare
 
 
 class Running(Generic[T]):
-    """Who runs in which slot.
+    """Which request runs in which slot.
 
-    ends: [slots], the length at which a sequence is complete, 0 if nobody runs. is_beam: [slots].
-    tenancies: [slots], how often a slot has been taken or left: the same number, the same request.
+    ends: [slots], the length at which a sequence is complete; 0 for a free slot. is_beam: [slots].
+    tenancies: [slots], how often a slot was taken or left; while the number stays the same, so does the request.
     """
 
     def __init__(self, slots: int) -> None:
@@ -44,30 +44,30 @@ class Running(Generic[T]):
         self.ends: Ints = np.zeros(slots, np.int64)
         self.is_beam: Bools = np.zeros(slots, np.bool_)
         self.tenancies: Ints = np.zeros(slots, np.int64)
-        self._orders = np.zeros((4, slots))  # the order of each slot's request, backwards
-        self._unsorted: set[int] = set()  # slots whose order is not there yet
+        self._orders = np.zeros((4, slots))  # sort keys of the slots' requests, last key first, as lexsort takes them
+        self._unsorted: set[int] = set()  # slots whose sort key is out of date
 
     @property
     def adapters(self) -> set[int]:
-        """The numbers of the adapters that requests run with, 0 for none."""
+        """Numbers of the adapters in use, 0 for none."""
         return {request.adapter_id.number for request in self.requests.values()}
 
     def add(self, slot: int, request: T, end: int) -> None:
-        """Let a request run in a slot."""
+        """Put a request into a slot."""
         self.ends[slot] = end
         self.requests[slot] = request
         self._unsorted.add(slot)
         self.tenancies[slot] += 1
 
     def add_group(self, group: BeamGroup[T], end: int) -> None:
-        """Let a beam search run in its slots."""
+        """Put a beam search into its slots."""
         for slot in group.all_slots:
             self.add(slot, group.request, end)
             self.groups[slot] = group
             self.is_beam[slot] = True
 
     def remove(self, slot: int) -> T:
-        """Forget what runs in a slot."""
+        """Remove and return the request in a slot."""
         if self.groups.pop(slot, None) is not None:
             self.is_beam[slot] = False
         self.ends[slot] = 0
@@ -84,7 +84,7 @@ class Running(Generic[T]):
         return [slot for slot, request in self.requests.items() if request.id == request_id]
 
     def in_order(self, slots: Ints) -> list[int]:
-        """Return slots in the order of their requests."""
+        """Return slots sorted by the schedule order of their requests."""
         if len(slots) == 1:
             return [int(slots[0])]
         for slot in self._unsorted.intersection(self.requests):
@@ -94,13 +94,13 @@ class Running(Generic[T]):
         return order
 
     def order_again(self) -> None:
-        """Note that requests have moved to other levels."""
+        """Mark all sort keys as out of date, since requests have changed levels."""
         self._unsorted.update(self.requests)
 
     def to_preempt(self, level: int) -> list[int]:
-        """Return the slots of requests below `level`, the first to preempt last: of the lowest level, the latest.
+        """Return the slots of requests below `level`; the last one, the latest on the lowest level, is preempted first.
 
-        Beam searches keep their slots: they are not worth computing again.
+        Beam searches are exempt: computing them again costs too much.
         """
         lower = [slot for slot, request in self.requests.items() if request.standing.level > level]
         if not lower:

@@ -1,4 +1,4 @@
-"""The scheduler: which requests run next, in which slots, with which pages, reading which chunks of their prompts."""
+"""The scheduler: which requests run in the next step, in which slots, with which pages and prompt chunks."""
 
 from __future__ import annotations
 
@@ -44,29 +44,29 @@ if TYPE_CHECKING:
 
 
 _PREFETCHED = 4
-"""Requests in turn for which the host's blocks are loaded before they have a slot."""
+"""How many of the next waiting requests have their blocks loaded from the host before they get a slot."""
 
 
 class TokensInFlight(Exception):  # noqa: N818 (nothing is wrong: tokens have to be collected first)
-    """A request whose last tokens the host does not know yet would be preempted, and its recurrent states saved.
+    """A request with tokens in flight would have to be preempted or its recurrent states saved.
 
-    After they are known, the same question has an answer.
+    Collect the tokens, then ask for the step again.
     """
 
 
 @dataclass(eq=False)
 class Scheduler(Generic[T]):
-    """Owns the request queue, slots, page tables, the index of cached prefixes and budgets. It computes nothing.
+    """Owns the request queue, slots, page tables, the index of cached prefixes and the budgets. It computes nothing.
 
-    `schedule` returns the next step; who carries it out tells what came of it: `read` for chunks, tokens appended to
-    `slots.sequences`, `finish`, then `end_step`. `changes` says which slots were taken and left since it was last
-    emptied. A request's tokens depend on nothing that is decided here.
+    `schedule` returns the next step. Whoever carries it out reports back: `read` for each chunk, new tokens appended to
+    `slots.sequences`, `finish`, and `end_step` last. `changes` collects slots taken and left; the caller empties it.
+    No decision here changes a request's tokens.
 
-    Nothing is copied while it decides, and one result of an action enters a decision as it is made: whether a file of
-    cached blocks is sound, since that is how much of a prompt is cached. Adapters alone are written at once.
+    A decision copies nothing and depends on no action's result, with one exception: whether a file of cached blocks is
+    intact, since that decides how much of a prompt is cached. Only adapters are written immediately.
 
-    layout: of the caches. clock: gives the time in seconds. adapters: None if the network takes none. costs: what steps
-    have taken.
+    layout: of the caches. clock: returns the time in seconds. adapters: None if the network takes none. costs: measured
+    durations of steps.
     """
 
     layout: CacheLayout
@@ -79,7 +79,7 @@ class Scheduler(Generic[T]):
     ended: list[Ended[T]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Make what depends on the number of slots."""
+        """Create the queue, the slots and their memory."""
         options = self.options
         self.queue: RequestQueue[T] = RequestQueue(options)
         self.running: Running[T] = Running(options.slots)
@@ -97,18 +97,18 @@ class Scheduler(Generic[T]):
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether a request waits, runs or has ended without being returned."""
         return bool(self.running.requests or self.queue or self.ended)
 
     # Requests
 
     def submit(self, request: T) -> None:
-        """Take a request. Raises RequestError if all pages cannot hold its prompt, OverloadedError for a full queue."""
+        """Queue a request. Raises RequestError if its prompt exceeds all pages, OverloadedError for a full queue."""
         self.check(request)
         self.queue.add(request, request.metrics.arrived_s)
 
     def check(self, request: T) -> None:
-        """Raise RequestError for a prompt that all pages together cannot hold."""
+        """Raise RequestError if the prompt does not fit into all pages together."""
         pages = self.memory.pages
         if pages is not None and request.prompt_tokens >= self.memory.longest(request):
             held = f"{pages.pages - 1} pages of {pages.page_tokens} tokens"
@@ -117,7 +117,7 @@ class Scheduler(Generic[T]):
             raise RequestError(what + beams, request.id, "shorten it, or give the caches more memory")
 
     def cancel(self, request_id: str) -> bool:
-        """End a request with what it has. Return whether there was one."""
+        """Cancel a waiting or running request. Return False for an unknown id."""
         request = self.queue.remove(request_id)
         slots = self.running.slots_of(request_id)
         if request is not None:
@@ -127,7 +127,7 @@ class Scheduler(Generic[T]):
         return request is not None or bool(slots)
 
     def finish(self, slot: int, reason: FinishReason, stop_reason: int | str | None = None) -> None:
-        """End the request that runs in a slot, in all its slots."""
+        """End the request that runs in a slot; a beam search leaves all its slots."""
         group = self.running.groups.get(slot)
         generated, shares = self.slots.sequences.known(slot), self.options.shares_prefixes
         if group is None:
@@ -146,7 +146,7 @@ class Scheduler(Generic[T]):
         stop_reason: int | str | None = None,
         beams: tuple[Hypothesis, ...] = (),
     ) -> None:
-        """Put a request that has ended among those of this step."""
+        """Add an ended request to those that `end_step` returns."""
         request.metrics.finished_s = self.clock()
         self.memory.prefixes.release(request)
         self.ended.append(Ended(request, generated, reason, stop_reason, beams))
@@ -156,8 +156,9 @@ class Scheduler(Generic[T]):
     def schedule(self, now_s: float, launched: Ints | None = None, *, in_flight: bool = False) -> Batch:
         """Return the next step.
 
-        launched: slots that decode already, as `schedule_ahead` has returned them. in_flight: whether tokens were drawn
-        that the host does not know. Raises TokensInFlight if they have to be collected first; what was decided stays.
+        launched: slots whose decode step was launched already, as returned by `schedule_ahead`. in_flight: whether the
+        host does not know all drawn tokens yet. Raises TokensInFlight if it must know them first; decisions made so far
+        are kept.
         """
         self._in_flight = in_flight
         for request in self.queue.wake(now_s):
@@ -170,7 +171,7 @@ class Scheduler(Generic[T]):
             self.memory.prefixes.land(now_s)
         decode, chunks = self._work(launched)
         if not len(decode) and not chunks and (due_s := self.memory.prefixes.next_arrival_s) < math.inf:
-            self.memory.prefixes.land(due_s)  # there is nothing else to do
+            self.memory.prefixes.land(due_s)  # nothing else can run until the blocks arrive
             decode, chunks = self._work(launched)
         if self.queue.counts:
             self._note_service(decode, chunks)
@@ -187,7 +188,7 @@ class Scheduler(Generic[T]):
         return self._batch(decode, self._in_whole_tiles(decode, group_chunks(chunks, self._call_form)))
 
     def _work(self, launched: Ints | None) -> tuple[Ints, list[Chunk]]:
-        """Return the slots that decode, and the chunks that are read."""
+        """Return the slots that decode and the prompt chunks to read."""
         decode = self._decoding(self._gather(self.ready())) if launched is None else launched
         all_decode = launched is None and len(decode) == len(self.running.requests)
         chunks = [] if all_decode else self._chunks(len(decode))
@@ -196,31 +197,32 @@ class Scheduler(Generic[T]):
         return decode, chunks
 
     def schedule_ahead(self, *, in_flight: bool = False) -> Batch:
-        """Return a step of those who decode already. Raises as `schedule` does."""
+        """Return a decode step of the slots that are decoding already. Raises as `schedule` does."""
         self._in_flight = in_flight
         return self._batch(self._decoding(self.ready()))
 
     def copies(self) -> Batch:
-        """Return what was decided outside of a step."""
+        """Return the copies decided outside of a step, as a batch that computes nothing."""
         return self._batch(np.zeros(0, np.int64))
 
     def ready(self) -> Ints:
-        """Return the slots, in order, whose last token alone is not in the cache, and that have more to generate."""
+        """Return the sorted slots that can decode: all but the last token cached, and more to generate."""
         lengths = self.slots.sequences.lengths
         has_all = self.memory.prefixes.without_loading(self.slots.cached + ONE == lengths)
         ready: Ints = (has_all & (lengths < self.running.ends)).nonzero()[0]
         return ready
 
     def read(self, chunk: Chunk) -> bool:
-        """Note that a chunk is in the cache; return whether its prompt is complete."""
+        """Record that a chunk is in the cache; return whether its prompt is now complete."""
         self.statistics.prompt_tokens += chunk.count
         self.memory.read(chunk.slot, chunk.start, chunk.start + chunk.count)
         return chunk.start + chunk.count == int(self.slots.sequences.lengths[chunk.slot])
 
     def end_step(self, batch: Batch, started_s: float, copied_s: float = 0.0, steps: int = 1) -> list[Ended[T]]:
-        """Count a step that began at `started_s`; return who has ended. copied_s: time of it that copies took.
+        """Account for a step that began at `started_s`; return the requests that have ended.
 
-        steps: decode steps like it, one after the other; who has run several notes their costs.
+        copied_s: the part of its time spent on copies. steps: how many identical decode steps were run in a row; their
+        costs are then noted by the caller.
         """
         ended_s, tokens = self.clock(), batch.prompt_tokens
         if self._service is not None:
@@ -236,7 +238,7 @@ class Scheduler(Generic[T]):
         return ended
 
     def _batch(self, decode: Ints, prefill: Sequence[Sequence[Chunk]] = ()) -> Batch:
-        """Return a step with all that was decided since the last one."""
+        """Return a batch with the preemptions, copies and page changes decided since the last one."""
         transfers, pages = self.memory.take()
         preempted: tuple[int, ...] = ()
         if self._preempted:
@@ -244,7 +246,7 @@ class Scheduler(Generic[T]):
         return Batch(decode, prefill, preempted, transfers, pages)
 
     def _in_whole_tiles(self, decode: Ints, groups: list[list[Chunk]]) -> list[list[Chunk]]:
-        """Return the chunks of each call, cut to whole tiles; slots decode in the first."""
+        """Return the chunks of each call, cut so that calls fill whole tiles; decoding slots are in the first call."""
         tile = self.options.token_tile
         if not self.options.is_packed or tile == 1:
             return groups
@@ -252,7 +254,7 @@ class Scheduler(Generic[T]):
         return [in_whole_tiles(group, 0 if number else rows, tile, self.slots) for number, group in enumerate(groups)]
 
     def _note_service(self, decode: Ints, chunks: list[Chunk]) -> None:
-        """Note whom a step serves, since turns depend on it: some of them will have ended when it is over."""
+        """Record which requests the step serves, before some of them end; the schedule charges them for it."""
         requests = self.running.requests
         decoding, reading = (
             [requests[slot] for slot in slots if slot in requests]
@@ -263,10 +265,10 @@ class Scheduler(Generic[T]):
         self._service = Service(decoding, reading, idle)
 
     def _chunks(self, decoding: int) -> list[Chunk]:
-        """Return the pieces of prompts to read while `decoding` slots decode: at least one token, so that none starves.
+        """Return the prompt chunks to read while `decoding` slots decode: at least one token, so that prompts progress.
 
-        Prefixes are looked up again for slots that have read nothing: others may have cached them meanwhile, or be
-        computing them, which is waited for.
+        Slots that have read nothing yet look up their prefix again: other slots may have cached it in the meantime. If
+        one is computing it in this very step, the slot waits.
         """
         lengths, slots = self.slots.sequences.lengths, self.slots
         has_unread = slots.is_running & (slots.cached + ONE < lengths)
@@ -287,7 +289,7 @@ class Scheduler(Generic[T]):
     # Admission
 
     def _admit_waiting(self) -> None:
-        """Give slots to waiting requests in turn; preempt requests on lower levels if none are free."""
+        """Give slots to waiting requests in schedule order, preempting lower levels if no slot is free."""
         if self.options.in_blocks and self.running.requests:
             return
         while (request := self.queue.first()) is not None:
@@ -303,9 +305,9 @@ class Scheduler(Generic[T]):
             self._admit(request)
 
     def _admit_past(self, first: T) -> None:
-        """Let requests pass the first, which waits for room for its adapter, into free slots if they cannot delay it.
+        """Let requests overtake `first`, which waits for room for its adapter, if they cannot delay it.
 
-        Nobody is preempted for them. The first one gets the next slot as soon as there is room for its adapter.
+        They take free slots only and preempt nothing. `first` gets the next slot once its adapter fits.
         """
         if not self.slots.free:
             return
@@ -320,19 +322,19 @@ class Scheduler(Generic[T]):
         return self.memory.has_pages(request, is_alone=not self.running.requests)
 
     def _has_ranks(self, request: T) -> bool:
-        """Whether a request's adapter is in the device's memory, or has room there."""
+        """Whether a request's adapter is on the device or fits there."""
         adapter = request.adapter
         return self.adapters is None or adapter is None or self.adapters.can_hold(adapter, self.running.adapters)
 
     def _is_harmless(self, request: T, first: T) -> bool:
-        """Whether a request keeps no ranks that `first` waits for: it has no adapter, or one that may stay in use."""
+        """Whether a request cannot delay `first`: it has no adapter, or one that fits next to that of `first`."""
         running, adapter = self.running.adapters, first.adapter
         if self.adapters is None or adapter is None or request.adapter is None:
             return True
         return request.adapter.id.number in self.adapters.beside(adapter, running)
 
     def _make_room(self, request: T) -> bool:
-        """Preempt requests on lower levels; return whether enough slots are free now."""
+        """Preempt requests on lower levels until enough slots are free; return whether they are."""
         if self.slots.free + len(self._to_preempt(request)) < request.slots:
             return False
         self._need_known_tokens()
@@ -342,7 +344,7 @@ class Scheduler(Generic[T]):
         return True
 
     def _admit(self, request: T) -> None:
-        """Let a request leave the queue and run, on free slots that there are."""
+        """Move a request from the queue into free slots, of which there are enough."""
         self.queue.begin(request)
         if self.adapters is not None and request.adapter is not None:
             self.adapters.hold(request.adapter, self.running.adapters)
@@ -359,26 +361,29 @@ class Scheduler(Generic[T]):
     # Preemption
 
     def _need_known_tokens(self) -> None:
-        """A state that has read all known tokens could not go on: the logits of the last one are lost."""
+        """Raise TokensInFlight if recurrent states would be saved while tokens are in flight.
+
+        Such a state has read every known token, so it could not resume: the logits of the last one would be lost.
+        """
         if self.layout.has_states and self._in_flight:
             raise TokensInFlight
 
     def _preempt_for(self, request: T) -> bool:
-        """Preempt the last request on the lowest level below another's; return whether there is one."""
+        """Preempt the latest request on the lowest level below that of `request`; return whether there is one."""
         candidates = self._to_preempt(request)
         if candidates:
             self.queue.put_back(self._preempt(candidates[-1]))
         return bool(candidates)
 
     def _to_preempt(self, request: T) -> list[int]:
-        """Return the slots that can be preempted for a request, the first to be preempted last."""
+        """Return the slots that may be preempted for a request; the last one is preempted first."""
         slots = self.running.to_preempt(request.standing.level)
         return [slot for slot in slots if self.memory.host.can_retain(slot)] if self.queue.policy.keeps_work else slots
 
     def _preempt(self, slot: int) -> T:
-        """Take a request's slot; it keeps its tokens, and goes on from them when its turn comes again."""
+        """Preempt the request in a slot; it keeps its tokens and resumes from them later."""
         prompt_length = int(self.slots.sequences.prompt_lengths[slot])
-        most = prompt_length if self.running.is_beam[slot] else None  # beams begin again
+        most = prompt_length if self.running.is_beam[slot] else None  # a beam search starts over
         retained = self.memory.prefixes.save(slot, most)
         generated: list[int] = self.slots.sequences.known(slot).tolist()
         request = self._leave(slot)
@@ -391,7 +396,7 @@ class Scheduler(Generic[T]):
         return request
 
     def _preempt_last(self) -> bool:
-        """Preempt the request that is last in turn, unless it is alone; return whether it was preempted."""
+        """Preempt the request that is last in schedule order, unless it runs alone; return whether it was preempted."""
         in_order = self.running.in_order(np.array(list(self.running.requests), np.int64))
         group = self.running.groups.get(in_order[-1])
         last = in_order[-1:] if group is None else group.all_slots
@@ -404,15 +409,15 @@ class Scheduler(Generic[T]):
         return True
 
     def _decoding(self, ready: Ints) -> Ints:
-        """Return those of sorted slots that have pages for their next tokens; others are preempted if pages run out."""
+        """Return the sorted slots that get pages for their next tokens; if pages run out, requests are preempted."""
         if self.memory.pages is None:
             return ready
         return self._with_pages(ready, np.full(len(ready), 1 + self.options.guesses))
 
     def _with_pages(self, slots: Ints, counts: Ints) -> Ints:
-        """Return those of `slots` [R] that have pages for `counts` [R] more tokens; preempts others as long as needed.
+        """Return those of `slots` [R] that get pages for `counts` [R] more tokens; preempts requests as needed.
 
-        The first in turn keeps its pages: it can come to its end.
+        The first request in schedule order is never preempted, so that it can finish.
         """
         while True:
             kept = self.slots.is_running[slots]
@@ -421,23 +426,23 @@ class Scheduler(Generic[T]):
                 return chosen
             self._need_known_tokens()
             if not self._preempt_last():
-                raise self.memory.lacks(chosen, counts[kept])  # nobody else has pages
+                raise self.memory.lacks(chosen, counts[kept])  # no other request has pages
 
     def _with_pages_of(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Return the chunks that there are pages for; preempts as `_with_pages` does."""
+        """Return the chunks that get pages; preempts as `_with_pages` does."""
         slots, counts = (np.array([getattr(chunk, name) for chunk in chunks]) for name in ("slot", "count"))
         kept = set(self._with_pages(slots, counts).tolist())
         return [chunk for chunk in chunks if chunk.slot in kept]
 
     def _gather(self, decode: Ints) -> Ints:
-        """Move sequences that are far apart next to each other, where slots between are free; return their slots."""
+        """Move scattered sequences into free slots between them, so that calls span few idle rows; return the slots."""
         while are_scattered(decode) and not self.running.groups:
             source = int(decode[-1])
             first = int(decode[0])
-            target = first + int(self.slots.is_running[first:source].argmin())  # the first that is free, if any is
+            target = first + int(self.slots.is_running[first:source].argmin())  # the first free slot, if there is one
             if self.slots.is_running[target]:
                 break
-            if self._in_flight:  # the token that a slot draws is in that slot's place
+            if self._in_flight:  # a token in flight arrives in the slot that drew it
                 raise TokensInFlight
             self.memory.move(source, target)
             self.running.move(source, target)
@@ -449,7 +454,7 @@ class Scheduler(Generic[T]):
         return decode
 
     def _leave(self, slot: int, *, is_findable: bool = True) -> T:
-        """Free a slot; return who ran in it."""
+        """Free a slot; return the request that ran in it."""
         self.changes.append(SlotLeft(slot))
         self.memory.leave(slot, is_findable=is_findable)
         return self.running.remove(slot)

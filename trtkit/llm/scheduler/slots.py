@@ -1,4 +1,4 @@
-"""Which slot holds what: who runs, what is cached, and which cached prefix a new prompt can share."""
+"""The slots: which are running, what each has cached, and which cached prefix a new prompt can share."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ if TYPE_CHECKING:
     from trtkit.llm.sequences import Ints
     from trtkit.llm.soft_tokens import SoftTokens
 
-_FIRST_BLOCK = 8  # tokens of a prompt that are compared with every slot's
-_NOT_FREE = 1 << 62  # later than any slot was used
+_FIRST_BLOCK = 8  # prompt tokens that are compared with every slot
+_NOT_FREE = 1 << 62  # an age above that of any slot
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Slots:
     """The state of every slot, as arrays.
 
-    sequences: the tokens. cached: [slots], how many of them lie in the KV cache; a slot that has ended keeps them
-    for others to share. reused: [slots], how many of these a running slot did not compute, but found in caches.
-    is_running: [slots]. used: [slots], when it was last taken, to reuse the oldest first.
-    positions: [slots], how many tokens the slots' recurrent states have read, of a model that has some: only a prompt
-    that begins with all of these can share them. They are the cache's, until it is decided to copy or load a sequence:
-    then a copy, up to `follow`.
+    sequences: the tokens. cached: [slots], how many of them are in the KV cache; an ended slot keeps them for others to
+    share. reused: [slots], how many of the cached tokens a running slot found rather than computed.
+    is_running: [slots]. positions: [slots], tokens that recurrent states have read, if the model has any: only a prompt
+    that starts with all of them can share a state. The array is the cache's own; once a copy or load of a sequence has
+    been decided, it is a copy, until `follow`.
     """
 
     def __init__(self, count: int, max_length: int, positions: Ints | None = None) -> None:
@@ -43,16 +42,16 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """Slots that nobody runs in."""
+        """Number of slots without a running request."""
         return self.count - int(np.count_nonzero(self.is_running))
 
     def shared_prefix(
         self, prompt_ids: Sequence[int] | Ints, soft: SoftTokens | None = None, adapter_key: int = 0
     ) -> tuple[int, int]:
-        """Return the slot whose cache begins most like a prompt, and for how many tokens.
+        """Return the slot that shares the longest cached prefix with a prompt, and the prefix's length.
 
-        At least the prompt's last token stays to be computed: its logits are what comes next. Placeholders are alike
-        where the vectors that replace them are. A slot of another adapter shares nothing.
+        The prompt's last token is never shared: its logits give the next token. Image placeholders match if their
+        vectors do. Slots of another adapter share nothing.
         """
         needs_all = soft is not None or bool(self.sequences.soft) or self.positions is not None
         common = self._common(np.asarray(prompt_ids)[:-1], adapter_key, needs_all=needs_all)
@@ -61,16 +60,16 @@ class Slots:
             common[slot] = common[slot] if end is None else min(int(common[slot]), end)
         if self.positions is not None:
             common[(common != self.positions) | (common != self.cached)] = 0
-        # Among equals a slot that has ended comes first: it can be gone on with where it is.
+        # Among equals an ended slot comes first: it can be continued in place.
         longest = np.flatnonzero(common == common.max())
         best = int(longest[self.is_running[longest].argmin()])
         return best, int(common[best])
 
     def _common(self, ids: Ints, adapter_key: int, *, needs_all: bool) -> Ints:
-        """Return how many of a prompt's `ids` each slot's cache begins with, at least: the best slot's count is exact.
+        """Return a lower bound of each slot's shared prefix with `ids`; that of the best slot is exact.
 
-        Tokens are compared in blocks, each twice as long, of the slots that were alike so far: mostly none after a few.
-        Where many have all of them, the first is found at once, unless `needs_all` needs every slot's exact count.
+        Tokens are compared in blocks of doubling length, among the slots that matched so far: usually none after a few.
+        A slot that matches all `ids` ends the search early, unless `needs_all` demands every slot's exact length.
         """
         common: Ints = np.zeros(self.count, np.int64)
         is_alike = (self.cached > 0) & (self.sequences.adapter_keys == adapter_key)
@@ -88,7 +87,7 @@ class Slots:
         return common
 
     def _first_to_hold(self, slots: Ints, ids: Ints) -> int | None:
-        """Return the first of `slots` that could have all `ids` cached, ended ones before others, if it has them."""
+        """Return the first of `slots` long enough to hold all `ids`, ended slots first, if it does hold them."""
         slots = slots[self.cached[slots] >= len(ids)]
         if not slots.size:
             return None
@@ -98,8 +97,8 @@ class Slots:
     def take(self, source: int, common: int) -> int:
         """Return a free slot for a prompt that shares `common` tokens with `source`, and mark it as running.
 
-        The source itself where it has ended and most of it is shared, or where no other is free; else an empty slot,
-        or one of a few tokens, as a health check leaves; else the one that was left longest ago.
+        Preference: the source itself if it has ended and most of it is shared, or if it is the only free slot; then an
+        empty slot or one with a few tokens, such as a health check leaves; then the least recently used.
         """
         can_go_on = common > 0 and not self.is_running[source]
         if can_go_on and (2 * common >= self.cached[source] or self.free == 1):
@@ -116,22 +115,22 @@ class Slots:
         return chosen
 
     def has_computed(self, slot: int) -> bool:
-        """Whether a running slot has cached more than it found in caches."""
+        """Whether a running slot has computed tokens itself."""
         return bool(self.cached[slot] != self.reused[slot])
 
     def leave(self, slot: int, reserve: int) -> None:
-        """End a slot's sequence. What is cached stays, but for the `reserve` last places: idle rows write there."""
+        """End a slot's sequence. Its cache stays, except for the last `reserve` positions, where idle rows write."""
         self.is_running[slot] = False
         self.cached[slot] = min(self.cached.item(slot), self.max_length - reserve)
         self.touch(slot)
 
     def oldest_ended(self, has_memory: Ints) -> int | None:
-        """Return the slot that nobody runs in and that was left first, of those with memory; None if there is none."""
+        """Return the least recently used ended slot that holds memory; None if there is none."""
         slots = np.flatnonzero(~self.is_running & (has_memory > 0))
         return int(slots[self._used[slots].argmin()]) if slots.size else None
 
     def ended(self) -> list[int]:
-        """Return the slots that nobody runs in and that hold something, the first that is taken first."""
+        """Return ended slots with a cache, least recently used first."""
         slots = np.flatnonzero(~self.is_running & (self.cached > 0))
         oldest_first: list[int] = slots[self._used[slots].argsort()].tolist()
         return oldest_first
@@ -153,10 +152,10 @@ class Slots:
             self.positions[slot] = tokens
 
     def follow(self) -> None:
-        """Take the cache's positions again: what was decided is carried out before anything else."""
+        """Use the cache's own positions again: pending copies are carried out before the next decision."""
         self.positions = self._of_cache
 
     def touch(self, slot: int) -> None:
-        """Note that a slot is used now."""
+        """Mark a slot as the most recently used."""
         self._clock += 1
         self._used[slot] = self._clock
