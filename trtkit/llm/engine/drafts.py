@@ -1,4 +1,4 @@
-"""Guesses of what follows sequences: chains, or trees with alternatives."""
+"""Draft tokens of sequences: chains, or trees with alternatives."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Drafts:
-    """Guesses of what follows sequences.
+    """Draft tokens ("guesses") of R sequences.
 
-    tokens: [R, K], -1 after a row's last. parents: [R, K], the column of the guess that each follows, -1 for the
-    sequence's last token; in depth-first order. None: each follows the one before it.
+    tokens: [R, K], padded with -1. parents: [R, K], in depth-first order, the column of the guess that each one
+    follows, -1 for the sequence's last token; None for chains, in which each guess follows the one before it.
     """
 
     tokens: Ints
@@ -30,13 +30,13 @@ class Drafts:
 
     @property
     def counts(self) -> Ints:
-        """How many guesses each row has, [R]."""
+        """Number of guesses of each row, [R]."""
         counts: Ints = (self.tokens >= 0).sum(1)
         return counts
 
     @cached_property
     def depths(self) -> Ints:
-        """How many tokens each guess is after the sequence's last, [R, K]."""
+        """Distance of each guess from the sequence's last token, [R, K]; 1 for the next token."""
         rows, width = self.tokens.shape
         if self.parents is None:
             return np.broadcast_to(np.arange(1, width + 1), (rows, width))
@@ -48,33 +48,33 @@ class Drafts:
         return depths
 
     def of_rows(self, rows: Ints, count: int) -> Drafts:
-        """Return these as the guesses of `rows` of `count`; the other rows have none."""
+        """Return the guesses spread over `count` rows: row i becomes row `rows[i]`; the others have none."""
         parents = None if self.parents is None else _spread(self.parents, rows, count)
         return Drafts(_spread(self.tokens, rows, count), parents)
 
     def up_to(self, depths: Ints, most: int) -> Drafts:
-        """Return at most the first `most` guesses of each row, and none after `depths` [R] more tokens."""
+        """Return at most the first `most` guesses of each row, up to depth `depths` [R]."""
         is_kept = (self.tokens >= 0) & (self.depths <= depths[:, None]) & (np.arange(self.tokens.shape[1]) < most)
         if self.parents is None:
             return Drafts(np.where(is_kept, self.tokens, -1)[:, : is_kept.sum(1).max(initial=0)])
         return self._only(is_kept)
 
     def padded(self, width: int) -> Drafts:
-        """Return the same guesses in `width` columns."""
+        """Return the guesses padded to `width` columns."""
         more = ((0, 0), (0, width - self.tokens.shape[1]))
         parents = None if self.parents is None else np.pad(self.parents, more, constant_values=-1)
         return Drafts(np.pad(self.tokens, more, constant_values=-1), parents)
 
     def tree(self) -> CallTree | None:
-        """Return how the sequence's last token and its guesses lie in a call; None for chains."""
+        """Return the tree that each sequence's last token and guesses form in a call; None for chains."""
         if self.parents is None:
             return None
         return CallTree(np.pad(self.depths, ((0, 0), (1, 0))), self.ends_after_last())
 
     def children(self, rows: Ints, columns: Ints, tokens: Ints) -> Ints:
-        """Return the columns of the guesses of `tokens` that follow those in `columns`, [N] each; -1 for none.
+        """Return the columns of those children of guesses `columns` [N] that guess `tokens` [N]; -1 if there is none.
 
-        rows: [N]. A column of -1 is the sequence's last token.
+        rows: [N]. Column -1 is the sequence's last token.
         """
         own = self.tokens[rows]
         parents = np.arange(-1, own.shape[1] - 1)[None] if self.parents is None else self.parents[rows]
@@ -83,7 +83,7 @@ class Drafts:
         return children
 
     def ends_after_last(self) -> Ints:
-        """Return the place after the last descendant of the sequence's last token and of each guess, [R, 1 + K]."""
+        """Return the index after the last descendant of the sequence's last token and of each guess, [R, 1 + K]."""
         rows, width = self.tokens.shape
         assert self.parents is not None
         ends = np.broadcast_to(np.arange(1, width + 2), (rows, width + 1)).copy()
@@ -93,9 +93,9 @@ class Drafts:
         return ends
 
     def _only(self, is_kept: Bools) -> Drafts:
-        """Return guesses that are kept, with all that they follow, in the same order."""
+        """Return the guesses to keep whose ancestors are kept too, in the same order."""
         assert self.parents is not None
-        for column in range(self.tokens.shape[1]):  # nothing follows what is not kept
+        for column in range(self.tokens.shape[1]):  # a guess goes with its parent
             parent = self.parents[:, column]
             is_kept[:, column] &= (parent < 0) | is_kept[np.arange(len(parent)), np.maximum(parent, 0)]
         order = np.argsort(~is_kept, axis=1, kind="stable")[:, : is_kept.sum(1).max(initial=0)]
@@ -112,38 +112,38 @@ def _spread(array: Ints, rows: Ints, count: int) -> Ints:
 
 
 class GuessTree:
-    """Guesses of R sequences. The drawn ones are a chain, which is always kept; alternatives are kept by likelihood.
+    """A draft tree for each of R sequences: the chain of drawn guesses, and the likeliest alternatives.
 
-    A guess is as likely as the product of the draft head's probabilities along its branch, so what a kept guess follows
-    is kept too.
-    Source: dynamic draft trees, https://arxiv.org/abs/2406.16858.
+    The chain is always kept. An alternative's likelihood is the product of the draft head's probabilities along its
+    branch, so that its ancestors are at least as likely and are kept with it.
+    Source: dynamic draft trees (EAGLE-2), https://arxiv.org/abs/2406.16858.
 
-    depth: of the chain. most: guesses of a sequence, the chain's included.
+    depth: length of the chain. most: limit on guesses per sequence, the chain included.
     """
 
     def __init__(self, rows: int, depth: int, most: int) -> None:
         self._depth, self._most = depth, most
-        self._drawn: list[tuple[torch.Tensor, bool]] = []  # of each level, where it was computed; whether all branch
+        self._drawn: list[tuple[torch.Tensor, bool]] = []  # each level, and whether all its parents branch
         self._tokens, self._parents = np.zeros((2, rows, 0), np.int64)
         self._scores = np.zeros((rows, 0))  # logarithms; -inf for no guess
         self._is_drawn = np.zeros((rows, 0), np.bool_)
-        self._paths = np.zeros((rows, 0, depth), np.int64)  # each ancestor's place among its siblings, counted from 1
-        self._level = np.full((rows, 1), -1)  # the last level's guesses; the drawn one is the first
+        self._paths = np.zeros((rows, 0, depth), np.int64)  # 1-based ranks among siblings along the branch
+        self._level = np.full((rows, 1), -1)  # columns of the last level's guesses, the drawn one first
         self._levels = 0
 
     def grow(self, logits: torch.Tensor, drawn: torch.Tensor) -> None:
-        """Let the last drawn guesses be followed by `drawn` [R], and by alternatives that logits [R, V] find likely.
+        """Add a level after the last drawn guesses: `drawn` [R], and alternatives that are likely by logits [R, V].
 
-        Nothing is waited for: the tree is laid out when its guesses are requested.
+        Does not wait: the tree is built when `drafts` is called.
         """
         self._drawn.append((_likely(logits, drawn, self._most - self._depth), False))
 
     def grow_everywhere(self, logits: torch.Tensor, drawn: torch.Tensor) -> None:
-        """Let all likely guesses of the last level be followed alike: what follows does not depend on them."""
+        """Add a level after all likely guesses of the last one, for draft heads whose logits do not depend on them."""
         self._drawn.append((_likely(logits, drawn, self._most - self._depth), True))
 
     def drafts(self) -> Drafts:
-        """Return the guesses. Waits once for all of them."""
+        """Wait for all levels at once and return the guesses."""
         levels = start_copy(torch.stack([level for level, _ in self._drawn]))()
         if self._most == self._depth:
             return Drafts(levels[:, :, 0].T.astype(np.int64))
@@ -162,9 +162,9 @@ class GuessTree:
         return Drafts(np.where(is_none, -1, _of(self._tokens, order)), parents)
 
     def _lay_out(self, parents: Ints, level: np.ndarray) -> None:
-        """Add a level after `parents` [R, N], guesses of the last one of which the first is drawn.
+        """Add a level after `parents` [R, N], guesses of the last level, the drawn one first.
 
-        level: as `_likely` gives it.
+        level: a result of `_likely`.
         """
         count = level.shape[1] // 2 - 1
         drawn, tokens = level[:, 0].astype(np.int64), level[:, 2 : 2 + count].astype(np.int64)
@@ -172,7 +172,7 @@ class GuessTree:
         logprobs = np.where(logprobs < _UNKNOWN, -np.inf, logprobs)
         held = _of(self._scores, np.maximum(parents, 0)) if self._levels else np.zeros(parents.shape)
         scores = held[:, :, None] + logprobs[:, None]
-        scores[:, 0][tokens == drawn[:, None]] = -np.inf  # it is there already
+        scores[:, 0][tokens == drawn[:, None]] = -np.inf  # already in the chain
         shape, first = scores.shape, self._tokens.shape[1]
         self._add(
             np.concatenate([drawn[:, None], np.tile(tokens, (1, shape[1]))], 1),
@@ -184,7 +184,7 @@ class GuessTree:
         self._level = np.concatenate([np.full((len(drawn), 1), first), by_score], 1)
 
     def _add(self, tokens: Ints, parents: Ints, scores: np.ndarray, ranks: Ints) -> None:
-        """Add guesses [R, N], of which the first is drawn. ranks: [N], their places among their siblings."""
+        """Add guesses [R, N], the drawn one first. ranks: [N], their 1-based positions among their siblings."""
         paths = np.zeros((*tokens.shape, self._depth), np.int64)
         if self._levels:
             paths = _of(self._paths, np.maximum(parents, 0))
@@ -201,9 +201,10 @@ class GuessTree:
 
 
 def _likely(logits: torch.Tensor, drawn: torch.Tensor, alternatives: int) -> torch.Tensor:
-    """Return a level's drawn tokens; with alternatives, also their log probabilities, the likeliest tokens, and theirs.
+    """Return a level as [R, 2 + 2N] float64: drawn tokens, their log probabilities, the likeliest tokens, theirs.
 
-    They are the columns of [R, 2 + 2N] float64, which holds token ids exactly, so that one copy brings all to the host.
+    Without alternatives, only the drawn tokens, [R, 1]. float64 holds token ids exactly, so one copy takes all of it
+    to the host.
     """
     if not alternatives:
         return drawn[:, None].double()
@@ -223,4 +224,4 @@ def _of(array: np.ndarray, order: Ints) -> np.ndarray:
     return array[np.arange(len(order))[:, None], order]
 
 
-_UNKNOWN = -1e30  # tokens that a draft head cannot guess have lower logits
+_UNKNOWN = -1e30  # log probabilities below this are of tokens that the draft head cannot guess

@@ -1,4 +1,4 @@
-"""Guesses of the next tokens, for speculative decoding: from the sequence itself, or by a smaller model."""
+"""Draft tokens for speculative decoding, from the sequence itself or from a smaller model."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Guesses:
-    """Sequences that go on with guesses, and what draws them.
+    """The sequences of a draft model, extended by guesses, and the sampler that draws them.
 
-    Sharing each draw's uniform number couples two models: where their distributions agree, so do their tokens.
-    Penalties and other settings that follow the answer are left out.
-    Source: speculative decoding, https://arxiv.org/abs/2211.17192; with shared randomness, https://arxiv.org/abs/2408.07978.
+    Draft and target share each draw's random number, which couples them: where their distributions agree, so do their
+    tokens. Penalties and other settings that depend on the answer are left out.
+    Sources: speculative decoding, https://arxiv.org/abs/2211.17192; shared randomness, https://arxiv.org/abs/2408.07978.
     """
 
     def __init__(self, execution: DecoderExecution) -> None:
@@ -38,7 +38,7 @@ class Guesses:
         self._admitted: list[Settings | None] = [None] * execution.slots
 
     def begin(self, sequences: Sequences, slot: int, settings: Settings) -> None:
-        """Let a slot hold the tokens that are known."""
+        """Set a slot to the known tokens of its sequence."""
         self.sequences.start(slot, sequences.ids(slot))
         self.sequences.prompt_lengths[slot] = sequences.prompt_lengths[slot]
         if self._admitted[slot] is not settings:
@@ -46,18 +46,18 @@ class Guesses:
             self._admitted[slot] = settings
 
     def draw(self, logits: torch.Tensor, slots: Ints) -> torch.Tensor:
-        """Return guesses for `slots` [R] from logits [R, V], where these are; negative for none.
+        """Draw guesses for `slots` [R] from logits [R, V], on their device; negative if none can be drawn.
 
-        Nothing is waited for: they are appended to the sequences as unknown ones.
+        Does not wait: placeholders are appended to the sequences.
         """
         tokens = self._sampler.draw_ahead(logits, slots)
         self.sequences.append(slots, UNKNOWN)
         return tokens
 
     def feed(self, tokens: torch.Tensor, slots: Ints) -> None:
-        """Let the network's next call read the guesses [R] of `slots`, which were drawn last.
+        """Feed the last guesses [R] of `slots` to the network's next call.
 
-        They stay on the device; a network whose inputs the host makes of token ids waits for them.
+        They stay on the device, unless the host computes the network's inputs from token ids: then it waits for them.
         """
         if self._execution.takes_ids:
             self._execution.tokens[to_device(slots, tokens.device)] = tokens
@@ -65,7 +65,7 @@ class Guesses:
             self.arrived([tokens], slots)
 
     def arrived(self, drawn: Sequence[torch.Tensor], slots: Ints) -> Ints:
-        """Wait for the last guesses of `slots`, [R] each; return them, [R, K], and note them in the sequences."""
+        """Wait for the last K guesses of `slots`, [R] each; write them into the sequences and return them, [R, K]."""
         tokens: Ints = start_copy(torch.stack(list(drawn), 1))()
         first = self.sequences.lengths[slots] - len(drawn)
         self.sequences.tokens[slots[:, None], first[:, None] + np.arange(len(drawn))] = np.maximum(tokens, 0)
@@ -73,7 +73,7 @@ class Guesses:
 
 
 def _without_history(settings: Settings) -> Settings:
-    """Return settings of the same draws, but for what depends on earlier tokens."""
+    """Return the settings without those that depend on earlier tokens."""
     kept = ("temperature", "top_k", "top_p", "min_p", "typical_p", "max_tokens")
     params = {name: getattr(settings.params, name) for name in kept}
     return Settings(SamplingParams(**params), settings.seed, settings.eos_ids)
@@ -83,23 +83,23 @@ _NONE = -1
 
 
 class Proposer(Protocol):
-    """Guesses at most `most` tokens ahead. A guess changes how fast an answer comes, never what it is."""
+    """Drafts at most `most` tokens ahead. Guesses change how fast an answer comes, never the answer."""
 
     most: int
 
     @property
     def most_guesses(self) -> int:
-        """How many guesses a sequence has at most in a step, alternatives included."""
+        """Limit on guesses per sequence and step, alternatives included."""
         ...
 
     def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
-        """Return guesses of what follows the sequences in `slots` [R], at most `most` in a row."""
+        """Return guesses for the sequences in `slots` [R], at most `most` tokens ahead."""
         ...
 
     def observe(self, sequences: Sequences, call: Call, counts: Ints, hidden: torch.Tensor | None) -> None:
-        """Learn that the model has run a call, of whose rows the first `counts` [R] new tokens are the sequences'.
+        """Observe a call of the model, of whose rows the first `counts` [R] new tokens were kept in the sequences.
 
-        hidden: [R, S, D], what the model's draft head reads of the call's tokens, if it has one; valid until the next.
+        hidden: [R, S, D], the call's hidden states for a draft head, if the model has one; valid until the next call.
         """
         ...
 
@@ -111,15 +111,15 @@ class ChainProposer:
 
     @property
     def most_guesses(self) -> int:
-        """How many guesses a sequence has at most in a step."""
+        """Limit on guesses per sequence and step."""
         return self.most
 
 
 class LookupProposer(ChainProposer):
-    """What followed the last tokens the last time they occurred.
+    """Drafts the tokens that followed the latest earlier occurrence of a sequence's last tokens.
 
     Source: prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding.
-    most: tokens guessed. longest, shortest: how many last tokens are looked for, longest first.
+    most: limit on guesses. longest, shortest: length of the n-gram that is looked up, longest first.
     """
 
     def __init__(self, most: int, longest: int = 3, shortest: int = 2) -> None:
@@ -136,12 +136,12 @@ class LookupProposer(ChainProposer):
         return Drafts(drafts)
 
     def observe(self, sequences: Sequences, call: Call, counts: Ints, hidden: torch.Tensor | None) -> None:
-        """Learn nothing: the tokens say all."""
+        """Do nothing: the tokens are all that is needed."""
 
     def _continuation(self, ids: Ints) -> Ints:
         """Return what followed the latest earlier occurrence of the longest tail that has one."""
         for size in self._sizes:
-            count = len(ids) - size  # places where an earlier occurrence may begin
+            count = len(ids) - size  # positions where an earlier occurrence may start
             if count <= 0:
                 continue
             is_match = np.ones(count, np.bool_)
@@ -154,7 +154,7 @@ class LookupProposer(ChainProposer):
 
 
 class DraftProposer(ChainProposer):
-    """What a smaller model of the same vocabulary would say."""
+    """Drafts tokens with a smaller model of the same vocabulary."""
 
     def __init__(self, execution: DecoderExecution, most: int) -> None:
         if most < 1:
@@ -164,7 +164,7 @@ class DraftProposer(ChainProposer):
         self._cached = np.zeros(execution.slots, np.int64)
 
     def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
-        """Let the draft model read what is new and go on from it."""
+        """Let the draft model read new tokens and generate the next ones."""
         drafts = np.full((len(slots), most), _NONE, np.int64)
         can = sequences.lengths[slots] + most <= self.execution.max_length
         rows, active = np.flatnonzero(can), slots[can]
@@ -177,12 +177,12 @@ class DraftProposer(ChainProposer):
         return Drafts(drafts)
 
     def observe(self, sequences: Sequences, call: Call, counts: Ints, hidden: torch.Tensor | None) -> None:
-        """Learn nothing: the draft model reads the tokens itself."""
+        """Do nothing: the draft model reads the tokens itself."""
 
     def _follow(self, sequences: Sequences, slot: int, settings: Settings) -> None:
-        """Make the draft's slot hold the same tokens; read all but the last.
+        """Bring the draft's slot up to date with the sequence and read all tokens but the last.
 
-        Recurrent states go back to before the last guesses, or begin again if earlier tokens differ.
+        Recurrent states are rewound to before the last guesses, or start over if earlier tokens differ.
         """
         ids, own, cache = sequences.ids(slot), self._guesses.sequences, self.execution.cache
         known = min(int(self._cached[slot]), len(ids) - 1, self.execution.max_length - 1)
@@ -200,7 +200,7 @@ class DraftProposer(ChainProposer):
             cache.mark(slice(slot, slot + 1))
 
     def _next(self, slots: Ints) -> torch.Tensor:
-        """Draw one more token [R] for each slot; nothing is waited for."""
+        """Draw one more token [R] for each slot, without waiting."""
         rows, own = slice(int(slots[0]), int(slots[-1]) + 1), self._guesses.sequences
         starts, at = np.minimum(self._cached[rows], self.execution.max_length - 1), slots - rows.start
         ids, counts = np.zeros((len(starts), 1), np.int64), np.zeros(len(starts), np.int64)

@@ -1,4 +1,4 @@
-"""A request for text: its prompt, its settings, and what has been generated."""
+"""A generation request: prompt, settings and generated tokens."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 
 class Watcher(Protocol):
-    """Told every token as it is made: for streams and for stop strings."""
+    """Receives every token as it is generated, for streaming and stop strings."""
 
     def add(self, tokens: Sequence[int]) -> str | None:
-        """Take new tokens; return the stop string that they complete, if any."""
+        """Add new tokens; return the stop string that they complete, if any."""
         ...
 
 
 @dataclass(eq=False)
 class Request:
-    """A request, and how far it is.
+    """A request and its progress.
 
-    generated: tokens made before a preemption. logprobs: one a generated token.
-    prompt_logprobs: one a prompt token but the first. soft: vectors that are in the prompt, such as an image's.
-    standing: among the other requests, kept by the queue. retained: keys of what the host keeps for it.
-    adapter: the LoRA adapter that computes it.
+    generated: tokens generated before a preemption. logprobs: one per generated token.
+    prompt_logprobs: one per prompt token except the first. soft: vectors in the prompt, such as an image's.
+    standing: its rank in the schedule, set by the queue. retained: keys of blocks that the host keeps for it.
+    adapter: its LoRA adapter, or None.
     """
 
     id: str
@@ -57,31 +57,31 @@ class Request:
 
     @property
     def slots(self) -> int:
-        """Slots that it takes."""
+        """Number of slots it takes: one per beam."""
         return self.settings.params.num_beams
 
     @property
     def adapter_id(self) -> AdapterId:
-        """Which adapter it has, if any."""
+        """Identity of its adapter; `NO_ADAPTER` if it has none."""
         return NO_ADAPTER if self.adapter is None else self.adapter.id
 
     @property
     def prompt_tokens(self) -> int:
-        """How long its prompt is."""
+        """Length of the prompt."""
         return len(self.prompt_ids)
 
     @property
     def max_new_tokens(self) -> int:
-        """The most tokens that it generates."""
+        """Limit on generated tokens."""
         return self.settings.params.max_tokens
 
     @property
     def needs_whole_prompt(self) -> bool:
-        """Whether all of its prompt has to be computed: log probabilities are those of computed tokens."""
+        """Whether no cached prefix may be used: prompt log probabilities need every token computed."""
         return self.settings.params.prompt_logprobs is not None
 
     def known_ids(self) -> Ints:
-        """Return its prompt, and the tokens that it had generated before it was preempted."""
+        """Return the prompt and the tokens generated before a preemption."""
         if self._ids is None or len(self._ids) != len(self.prompt_ids) + len(self.generated):
             self._ids = np.array([*self.prompt_ids, *self.generated], np.int64)
         return self._ids
@@ -92,11 +92,11 @@ Finished: TypeAlias = Ended[Request]
 
 
 class Limits(Protocol):
-    """What requests must fit."""
+    """Limits that requests must fit."""
 
     @property
     def vocab_size(self) -> int:
-        """V, as many as the network has logits."""
+        """V, the number of logits."""
 
     @property
     def max_length(self) -> int:
@@ -104,15 +104,15 @@ class Limits(Protocol):
 
     @property
     def slots(self) -> int:
-        """Sequences at once."""
+        """Number of slots."""
 
     @property
     def has_all_logits(self) -> bool:
-        """Whether there are logits of every token, not of the last only."""
+        """Whether the network outputs logits of every token, not only of the last."""
 
 
 def check_request(request: Request, limits: Limits) -> None:
-    """Raise RequestError for a request that no run could serve."""
+    """Raise RequestError for a request that can never be served."""
     ids, params = np.asarray(request.prompt_ids, np.int64), request.settings.params
     if not ids.size:
         raise RequestError("the prompt has no tokens", request.id, "give at least one")
@@ -130,6 +130,6 @@ def check_request(request: Request, limits: Limits) -> None:
 
 
 def too_long(tokens: int, max_length: int, where: str) -> RequestError:
-    """Return the error for a prompt of more tokens than a slot holds."""
+    """Return the error for a prompt longer than a slot."""
     fix = "shorten it, or build with a larger `llm.max_sequence_length`"
     return RequestError(f"the prompt has {tokens} tokens; a slot holds {max_length}", where, fix)

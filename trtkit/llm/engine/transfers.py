@@ -1,4 +1,4 @@
-"""Carries out what a scheduler decides about caches: copies, saves to host memory and to files, and loads."""
+"""Carries out a scheduler's cache transfers: copies, saves to host memory and files, and loads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class TransferRunner:
-    """Owns the host memory whose rows a scheduler numbers. waited_s: seconds that copies to and from it have taken."""
+    """Owns the host memory whose rows a scheduler numbers. waited_s: seconds spent on copies to and from it."""
 
     def __init__(self, cache: SequenceCache, scheduler: Scheduler[Request], clock: Callable[[], float]) -> None:
         self._cache, self._scheduler, self._host, self._clock = cache, scheduler, scheduler.memory.host, clock
@@ -45,8 +45,8 @@ class TransferRunner:
             self._tier, self._blocks, self._memory = tier, blocks, blocks.memory(tier.rows)
 
     def run(self, batch: Batch) -> None:
-        """Do all that comes before a batch's calls."""
-        copies: list[Copy] = []  # one after the other, which ranks are told at once
+        """Carry out a batch's transfers and page changes, before its calls."""
+        copies: list[Copy] = []  # consecutive copies, sent to other ranks in one message
         for transfer in batch.transfers:
             if isinstance(transfer, Copy):
                 copies.append(transfer)
@@ -61,14 +61,14 @@ class TransferRunner:
             self._cache.set_pages(np.array(batch.pages))
 
     def end_step(self) -> None:
-        """Note what copies have taken, and give files what has come to the host."""
+        """Record the duration of copies, and write blocks that have reached the host to files."""
         if self._host.blocks is not None:
             if (measured := self._blocks.last_copy()) is not None:
                 self._tier.rate.note(*measured)
             self._tier.write(lambda row: self._memory[row].numpy().tobytes())
 
     def close(self) -> None:
-        """Wait for copies. Write what ended sequences have cached, too, if there is a folder, and let others use it."""
+        """Wait for copies. With a cache folder, also write the caches of ended sequences, then release the folder."""
         files, self._host.files = self._host.files, None
         if files is None:
             self._flush()
@@ -101,7 +101,7 @@ class TransferRunner:
                 self._note_rate(transfer, seconds, size)
 
     def _copy(self, transfer: SaveBlocks | LoadBlocks | AwaitBlocks | SaveSequence | LoadSequence) -> int:
-        """Copy to the host or from there; return how many bytes."""
+        """Copy to or from the host; return the number of bytes."""
         match transfer:
             case SaveBlocks(places, rows):
                 self._tier.note_saved(transfer, self._blocks.save(places, self._rows(rows)))
@@ -126,7 +126,7 @@ class TransferRunner:
                 return self._sequences[number].data.nbytes
 
     def _note_rate(self, transfer: HostTransfer, seconds: float, size_bytes: int) -> None:
-        """Note what a save took; one of blocks that is not waited for is measured where it is done."""
+        """Record a save's rate; block saves in the background are measured where they run."""
         if isinstance(transfer, SaveSequence):
             self._host.sequences.rate.note(seconds, size_bytes)
         elif isinstance(transfer, SaveBlocks) and self._blocks.is_waited_for:

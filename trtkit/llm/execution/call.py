@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class CallPages:
-    """Where a call's rows lie in a pool of pages.
+    """The pages of a call's rows.
 
-    table: [R, n] int32, each row's pages in order, from its first token to its last new one. page_tokens: tokens of a
-    page. copies: pages to copy before the call. groups: [R], rows of one number run together, those of -1 not at all;
-    None if all run together.
+    table: [R, n] int32, each row's pages in order, up to that of its last new token. page_tokens: tokens per page.
+    copies: pages to copy before the call. groups: [R], number of the group that each row runs in, -1 for rows that do
+    not run; None if all rows run together.
     """
 
     table: Tables
@@ -37,17 +37,17 @@ class CallPages:
 
     @property
     def tokens(self) -> int:
-        """Cached tokens of each row that attention reads."""
+        """Number of cached tokens per row that attention reads."""
         return int(self.table.shape[1]) * self.page_tokens
 
     def part(self, rows: slice, *, is_first: bool) -> CallPages:
-        """Return those of a part of the call; the first part's run copies the pages."""
+        """Return the pages of some rows; only the first part of a call makes the copies."""
         copies = self.copies if is_first else PageCopies([], [])
         groups = None if self.groups is None or self.groups[rows].max() < 0 else self.groups[rows]
         return replace(self, table=self.table[rows], copies=copies, groups=groups)
 
     def of(self, rows: Ints, stops: Ints) -> CallPages:
-        """Return those of some rows, which are to read `stops` [R] tokens at most; nothing is copied."""
+        """Return the pages of some rows that read at most `stops` [R] tokens, without copies."""
         window = kv_window(max(1, int(stops.max())), self.tokens)
         table = np.ascontiguousarray(self.table[rows, : -(-window // self.page_tokens)])
         return CallPages(table, self.page_tokens, PageCopies([], []))
@@ -55,16 +55,16 @@ class CallPages:
 
 @dataclass(frozen=True, eq=False)
 class CallTree:
-    """How new tokens form trees, one in each row, in depth-first order.
+    """The tree that the new tokens of each row form, in depth-first order.
 
-    depths: [R, S], how many tokens each follows of its row's. ends: [R, S], the column after its last descendant.
+    depths: [R, S], number of ancestors within the row. ends: [R, S], column after the last descendant.
     """
 
     depths: Ints
     ends: Ints
 
     def of_rows(self, rows: Ints, count: int) -> CallTree:
-        """Return these as the trees of `rows` of `count`; in the other rows, each token follows the one before it."""
+        """Return the trees spread over `count` rows: row i becomes row `rows[i]`; the others are chains."""
         width = self.depths.shape[1]
         depths, ends = np.tile(np.arange(width), (count, 1)), np.full((count, width), width)
         depths[rows], ends[rows] = self.depths, self.ends
@@ -73,14 +73,14 @@ class CallTree:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """New tokens for neighbouring slots, from `first_slot` on.
+    """New tokens for consecutive slots, from `first_slot` on.
 
-    ids: [R, S]; -1, in a row of one token, is the one that the slot drew last, which the host does not know yet.
-    starts: [R], tokens that each slot's cache holds already. counts: [R], how many of a row's ids are tokens; the rest
-    is padding, and a row of none is idle. soft: vectors in the prompts, by slot. hidden: [R, S, D], what the pipeline
-    stage before made of the tokens; None on the first stage. pages: see `KvCache.prepare`. scattered: [R], the slots of
-    a group of a paged call, which need not be neighbours.
-    adapters: [R], each row's LoRA adapter by number, 0 for none; None if no row has any.
+    ids: [R, S]; -1, in rows of one token, is the token that the slot drew last and the host does not know yet.
+    starts: [R], tokens already in each slot's cache. counts: [R], tokens among a row's ids; the rest is padding, and a
+    row without tokens is idle. soft: vectors in the prompts, by slot. hidden: [R, S, D], output of the previous
+    pipeline stage; None on the first stage. pages: see `KvCache.prepare`. scattered: [R], the slots of a group of a
+    paged call, if they are not consecutive.
+    adapters: [R], number of each row's LoRA adapter, 0 for none; None if no row has one.
     tree: of guesses with alternatives; None if each token follows the one before it.
     """
 
@@ -96,7 +96,7 @@ class Call:
     tree: CallTree | None = None
 
     def __post_init__(self) -> None:
-        """Check what would write into a neighbour's memory."""
+        """Check that all arrays have as many rows: others would write into another slot's memory."""
         assert self.ids.shape[0] == len(self.starts) == len(self.counts)
 
     @property
@@ -111,22 +111,22 @@ class Call:
 
     @property
     def reads_prompts(self) -> bool:
-        """Whether a packed network reads its tokens as those of prompts: not trees, nor the next token of each row."""
+        """Whether a packed network reads the tokens as prompt chunks, not as trees or single tokens."""
         return self.ids.shape[1] > 1 and self.tree is None
 
     @property
     def token_shape(self) -> tuple[int, ...]:
-        """The axes of its tokens in what pipeline stages exchange."""
+        """Shape [R, S] of the token axes in hidden states that pipeline stages exchange."""
         rows, size = self.ids.shape
         return rows, size
 
     @property
     def runs_together(self) -> bool:
-        """Whether all rows run at once, not group by group."""
+        """Whether all rows run at once rather than group by group."""
         return self.pages is None or self.pages.groups is None
 
     def groups(self) -> Iterator[tuple[Ints, Call]]:
-        """Yield the rows that run together, if they do not all, and the call that runs them."""
+        """Yield each group's rows and the call that runs them."""
         assert self.pages is not None
         assert self.pages.groups is not None
         for group in range(int(self.pages.groups.max()) + 1):
@@ -147,14 +147,14 @@ class Call:
         return padded
 
     def _of(self, rows: Ints) -> Call:
-        """Return a call of some rows of a paged one."""
+        """Return the call of some rows of a paged call."""
         assert self.pages is not None
         part = self.with_rows(rows)
         pages = self.pages.of(rows, part.starts + part.counts)
         return replace(part, first_slot=0, pages=pages, scattered=self.slots[rows])
 
     def with_rows(self, rows: Ints | slice) -> Call:
-        """Return the call with what some rows have of their own; their slots and pages are left to the caller."""
+        """Return the call with the per-row data of some rows; the caller sets slots and pages."""
         hidden = None if self.hidden is None else self.hidden[rows]
         adapters = None if self.adapters is None else self.adapters[rows]
         ids, starts, counts = self.ids[rows], self.starts[rows], self.counts[rows]
@@ -162,10 +162,10 @@ class Call:
         return replace(self, ids=ids, starts=starts, counts=counts, hidden=hidden, adapters=adapters, tree=tree)
 
     def feed(self) -> dict[str, np.ndarray]:
-        """Return the network's inputs but its caches, as int32 arrays.
+        """Return the network's inputs except caches, as int32 arrays.
 
-        Padding is written after a row's tokens, where the next ones overwrite it. An idle row attends to one token:
-        with none, a softmax is not a number.
+        Padding is written after a row's tokens, where later tokens overwrite it. An idle row attends to one token,
+        since the softmax of none is NaN.
         """
         feed = {
             "input_ids": self.ids,
@@ -183,35 +183,35 @@ class Call:
 
     @property
     def position_ids(self) -> Ints:
-        """How many tokens of its sequence each new token follows [R, S]."""
+        """Position of each new token in its sequence, [R, S]."""
         new = np.arange(self.ids.shape[1]) if self.tree is None else self.tree.depths
         positions: Ints = self.starts[:, None] + new
         return positions
 
     @property
     def branch_ends(self) -> Ints:
-        """The place in its slot after the last descendant of each new token [R, S]."""
+        """Position after the last descendant of each new token, [R, S]."""
         ends = np.full(self.ids.shape, self.ids.shape[1]) if self.tree is None else self.tree.ends
         places: Ints = self.starts[:, None] + ends
         return places
 
     @property
     def adapter_ids(self) -> Ints:
-        """Each row's adapter [R]."""
+        """Number of each row's adapter, [R]; 0 for none."""
         return np.zeros_like(self.starts) if self.adapters is None else self.adapters
 
     def step_rows(self) -> np.ndarray:
-        """Return id, start, count, slot and adapter of rows of one new token [R, 5], which `step_inputs` reads."""
+        """Return [R, 5]: id, start, count, slot and adapter of rows with one new token, for `step_inputs`."""
         return np.stack([self.ids[:, 0], self.starts, self.counts, self.slots, self.adapter_ids], 1).astype(np.int32)
 
     def window(self, max_length: int) -> int:
-        """Return how many cached tokens attention reads, where it does not read all `max_length`; idle rows count."""
+        """Return the number of cached tokens that attention reads, at most `max_length`; idle rows count."""
         if self.pages is not None:
             return self.pages.tokens
         return kv_window(max(1, int((self.starts + self.counts).max())), max_length)
 
     def rope_position_ids(self) -> np.ndarray:
-        """Return M-RoPE's positions [3, R, S] as int32: time, height and width, which are one for text."""
+        """Return M-RoPE's positions [3, R, S] as int32: time, height and width, which are equal for text."""
         ids = np.broadcast_to(self.position_ids, (3, *self.ids.shape))
         ids = np.array(ids, np.int32)
         for row, soft in self.soft_rows():
@@ -220,9 +220,9 @@ class Call:
         return ids
 
     def visible_lengths(self) -> np.ndarray:
-        """Return how many cached tokens each new token sees [R, S] as int32; in an image, all of it.
+        """Return how many tokens each new token attends to, [R, S] int32; those of an image attend to all of it.
 
-        Raises ExecutionError if a row's tokens end within an image whose tokens see each other.
+        Raises ExecutionError if a row ends within an image whose tokens attend to each other.
         """
         lengths = np.array(self.starts[:, None] + np.arange(1, self.ids.shape[1] + 1), np.int32)
         for row, soft in self.soft_rows():
@@ -243,14 +243,14 @@ class Call:
         return any(part.start < part.stop for part in (soft.within(at, at + count) for soft, at, count in spans))
 
     def soft_rows(self) -> Iterator[tuple[int, SoftTokens]]:
-        """Yield each row whose prompt has vectors, with them."""
+        """Yield each row whose prompt has vectors, and the vectors."""
         for row, slot in enumerate(self.slots.tolist()) if self.soft else ():
             soft = self.soft.get(slot)
             if soft is not None:
                 yield row, soft
 
     def check(self, slots: int, max_length: int) -> None:
-        """Raise ExecutionError where a row would write outside its slot."""
+        """Raise ExecutionError if a row would write outside its slot."""
         last, size = int(self.starts.max()), self.ids.shape[1]
         if last + size > max_length:
             what = f"a slot of {max_length} tokens cannot hold {last} and {size} more"
@@ -261,14 +261,14 @@ class Call:
 
 
 def step_inputs(rows: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the inputs of rows [R, 5] of one new token, as `Call.feed` does, where the rows are.
+    """Return the inputs of rows [R, 5] with one new token, as `Call.feed` does, on the device of `rows`.
 
-    tokens: [slots], what each slot drew last, for ids of -1.
+    tokens: [slots], the token that each slot drew last, for ids of -1.
     """
     ids, starts, counts, slots, adapters = rows.unbind(1)
     drawn = tokens[slots.long()].int()
     return {
-        "input_ids": drawn.where(ids < 0, ids).clamp(min=0),  # a row that failed draws nothing more
+        "input_ids": drawn.where(ids < 0, ids).clamp(min=0),  # negative for a row that failed and draws nothing
         "position_ids": starts,
         DECODE_POSITION_IDS: starts,
         "branch_ends": starts + 1,
