@@ -1,4 +1,4 @@
-"""A decoder on TensorRT: device buffers set once, caches updated in place, a CUDA graph per decode batch."""
+"""A decoder on TensorRT: fixed device buffers, caches updated in place, and a CUDA graph per size of decode step."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from trtkit.runtime.loaded_engine import ExecutionContext
 
 _SLOT = 3  # the column of slots in rows
-_PREFILL, _DECODE = 0, 1  # the engine's profiles, in the order that `decoder_profiles` gives them
-_CONNECTING_S = 120.0  # NCCL's rings and buffers take seconds
-_LEAST_SHARE = 16  # of the slots run in a step of linear caches, at least
-_MOST_GRAPHS = 128  # each holds some memory on the GPU; what was used least recently goes
+_PREFILL, _DECODE = 0, 1  # the engine's profiles, in the order of `decoder_profiles`
+_CONNECTING_S = 120.0  # NCCL takes seconds to set up rings and buffers
+_LEAST_SHARE = 16  # smallest share of the slots that a step of linear caches runs
+_MOST_GRAPHS = 128  # each holds GPU memory; the least recently used is dropped
 
 
 class EngineDecoder:
@@ -52,8 +52,8 @@ class EngineDecoder:
 
     defers_weights: see LoadedEngine; calls then need `load_weights` first.
 
-    Raises BackendError if TensorRT does not load the plan there, GenerationError if a slot's cache does not begin at
-    an address that TensorRT takes.
+    Raises BackendError if TensorRT cannot load the plan, GenerationError if a slot's cache does not start at an address
+    that TensorRT accepts.
     """
 
     packed: PackedCalls | None = None
@@ -90,10 +90,10 @@ class EngineDecoder:
         self.cache = open_cache(
             specs, slots, options.max_sequence_length, dtype_of, self._stream, size.pool, plan.context
         )
-        self._own = self.cache.part(specs)  # without a draft head's
+        self._own = self.cache.part(specs)  # without the draft head's
         self._written = [spec for spec in self._own.specs if spec.updated]  # a draft head may only read caches
         self.max_length = self.cache.max_length
-        self._new_states = {  # the engine must not write where it still reads
+        self._new_states = {  # the engine must not write to states that it still reads
             spec.name: self._stream.empty((slots, *spec.shape[1:]), dtype_of(spec)) for spec in self.cache.states
         }
         most_ranks = 0 if options.lora is None else options.lora.max_rank_sum
@@ -110,17 +110,17 @@ class EngineDecoder:
         self.description = f"{backend.name} {backend.version} on {device.name}"
 
     def _note_calls(self, plan: DecoderPlan) -> None:
-        """Note what calls the network takes, before memory is taken for them."""
+        """Prepare the counters of network calls, before other memory is allocated."""
 
     def _embedding_table(self) -> torch.Tensor:
-        """Return a copy of the embeddings on the device."""
+        """Return a copy of the embedding table on the device."""
         assert self._embeddings is not None
         there = self._stream.empty(self._embeddings.table.shape, self._embeddings.table.dtype)
         write(self._stream, there, self._embeddings.table)
         return there
 
     def _neuron_counts(self) -> NeuronCounts | None:
-        """Return what counts neurons if the network reads active ones only, and take memory for each call's counts."""
+        """Return the neuron counter if the network reads active neurons only, and allocate the counts of a call."""
         self._block_counts: torch.Tensor | None = None
         if BLOCK_COUNTS not in self.engine.outputs:
             return None
@@ -133,7 +133,7 @@ class EngineDecoder:
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; see DecoderExecution."""
         call.check(self.slots, self.max_length)
-        self._stream.wait_for_current()  # which may read the last call's logits, or write what this one reads
+        self._stream.wait_for_current()  # it may still use the last call's logits
         call = self.cache.prepare(call)
         self.cache.advance(call)
         self.cache.begin(call)
@@ -150,16 +150,16 @@ class EngineDecoder:
         return output
 
     def _run(self, call: Call, draw: Draw | None = None) -> None:
-        """Put a call's work on the stream."""
+        """Enqueue a call's work."""
         self.calls.add(call.ids.size, int(call.counts.sum()))
         self._copy_inputs(call)
         self._replay(self._step(call, draw))
 
     def _replay(self, step: StreamStep) -> None:
-        """Put a step on the stream whose inputs are: by its CUDA graph, which is kept if many steps are of its size."""
+        """Enqueue a step whose inputs are set, from its CUDA graph; the graph is kept if many steps have its size."""
         graph = self._graphs.get(step)
         if graph is not None:
-            self._graphs[step] = self._graphs.pop(step)  # the last is the one that was used last
+            self._graphs[step] = self._graphs.pop(step)  # the last entry is the most recently used
             graph.replay()
             return
         self._launch(step)
@@ -167,12 +167,12 @@ class EngineDecoder:
             self._keep_graph(step)
 
     def _is_captured(self, step: StreamStep) -> bool:
-        """Whether steps like this one run from CUDA graphs."""
+        """Whether steps of this size run from CUDA graphs."""
         has_prompts = step.reads_prompts or step.has_vectors
         return self._has_cuda_graphs and step.size in self._captured_sizes and not has_prompts
 
     def _run_groups(self, call: Call, draw: Draw | None) -> None:
-        """Run the groups of a call's rows one after another."""
+        """Run the groups of a call's rows one after the other."""
         rows, size = call.ids.shape
         for members, group in call.groups():
             padded = min(1 << (len(members) - 1).bit_length(), rows) if size == 1 else len(members)
@@ -186,22 +186,22 @@ class EngineDecoder:
             self._stream.run(partial(draw, joined.view(-1, self.vocab_size), slots))
 
     def stream_weights(self, budget_bytes: int) -> None:
-        """Keep so many bytes of the weights on the GPU; see LoadedEngine.
+        """Keep `budget_bytes` of the weights on the GPU; see LoadedEngine.
 
-        Steps are then neither captured nor overlapped: a launch waits for its weights.
+        Steps are then neither captured nor overlapped: each launch waits for its weights.
         """
         self.engine.stream_weights(budget_bytes)
         self.is_asynchronous = not self.engine.is_streaming
         self._has_cuda_graphs = self._has_cuda_graphs and self.is_asynchronous
 
     def share_cache(self, cache: KvCache) -> None:
-        """Lie in another's memory; see RankExecution."""
+        """Share another cache's memory; see RankExecution."""
         self.cache.share(cache)
         held = self._own
         self._own = self.cache.part([*held.specs, *held.states, *held.encoded, *held.of_prompts])
 
     def load_weights(self) -> None:
-        """Bring deferred weights to the GPU; see RankExecution."""
+        """Load deferred weights onto the GPU; see RankExecution."""
         self.engine.load_weights()
 
     def unload_weights(self) -> None:
@@ -209,28 +209,28 @@ class EngineDecoder:
         self.engine.unload_weights()
 
     def slots_to_run(self, slots: slice) -> slice:
-        """Return `slots`; with CUDA graphs a power of two of them, or all: few are captured, and few compiled.
+        """Return `slots`, widened with CUDA graphs to a power of two of slots, or all, so that few sizes are captured.
 
-        If a graph depends on its first slot, this is a multiple of half their number.
+        If a graph depends on its first slot, that is a multiple of half their number.
         """
         return few_slots(slots, self.slots) if self._has_cuda_graphs else slots
 
     def tokens_to_run(self, tokens: int, most: int) -> int:
-        """Return `tokens`; with CUDA graphs `most`, since calls of that size are captured from then on."""
+        """Return `tokens`; with CUDA graphs `most`, since calls of that size are captured once."""
         if not self._has_cuda_graphs:
             return tokens
         self._captured_sizes.add(most)
         return most
 
     def prepare(self) -> None:
-        """Create the execution contexts and their scratch memory: a full GPU is an error when a model is opened."""
+        """Create execution contexts and scratch memory, so that a full GPU is an error when the model opens."""
         self.engine.context(_PREFILL)
         self.engine.context(_DECODE, is_captured=self._has_cuda_graphs)
         if self.speculator is not None:
             self.speculator.prepare()
 
     def warm_up(self, draws: Sequence[Draw | None], guesses: int) -> None:
-        """Compile and capture decode steps before the first request; see `warm_up.py`. Keep what was compiled."""
+        """Compile and capture decode steps before the first request; save compiled kernels. See `warm_up.py`."""
         self.reserve_prompts()  # graphs hold the addresses of buffers
         windows, length = {self.max_length}, self.max_length
         if "key_positions" in self._inputs or self.cache.page_tokens is not None:
@@ -240,10 +240,10 @@ class EngineDecoder:
         self.engine.save_kernels()
 
     def layer_seconds(self, call: Call) -> dict[str, float]:
-        """Run new tokens without a CUDA graph; return how long each of the engine's layers took, in order."""
+        """Run new tokens without a CUDA graph; return the time of each of the engine's layers in order."""
         call.check(self.slots, self.max_length)
         call = self.cache.prepare(call)
-        self.cache.positions[call.rows] = -1  # what is timed need not go on from anything
+        self.cache.positions[call.rows] = -1  # a timed call need not continue a sequence
         rows, size = call.ids.shape
         self.reserve(rows * size)
         self._copy_inputs(call)
@@ -251,10 +251,10 @@ class EngineDecoder:
         return self._context(step).layer_seconds(partial(self._launch, step))
 
     def connect(self, communicator: Communicator) -> None:
-        """Let the engine's collectives reach the other ranks: its contexts in an order that is the same on all.
+        """Connect the engine's collectives to the other ranks, context by context in an order that is the same on all.
 
-        TensorRT waits for them with Python's lock held (`set_communicator` in python/src/infer/pyCore.cpp), so that
-        nothing here would notice a rank that is gone. All have met when they created the communicator.
+        TensorRT waits for the others with Python's lock held (`set_communicator` in python/src/infer/pyCore.cpp), so
+        that a missing rank would go unnoticed here. All ranks have met when they created the communicator.
         """
         self._communicator = communicator
         contexts = [self.engine.context(profile) for profile in (_PREFILL, _DECODE)]
@@ -263,13 +263,13 @@ class EngineDecoder:
                 context.set_communicator(communicator)
 
     def abort(self) -> None:
-        """Let go of collectives that wait for a rank that is gone; from any thread."""
+        """Abort collectives that wait for a lost rank; callable from any thread."""
         if self._communicator is not None:
             self._communicator.abort()
 
     def close(self) -> None:
-        """Keep what was compiled for this GPU for the next start, and give the memory back."""
-        if self._communicator is None:  # the work of ranks may wait for one that is gone
+        """Save the kernels compiled for this GPU for the next start, and free the memory."""
+        if self._communicator is None:  # a rank's pending work may wait for a lost rank
             self._stream.synchronize()
         self._graphs.clear()
         if self.speculator is not None:
@@ -285,17 +285,17 @@ class EngineDecoder:
         return self.engine.context(_DECODE if step.decodes else _PREFILL, is_captured=self._is_captured(step))
 
     def reserve_prompts(self) -> None:
-        """Make room for the largest prefill: half of a call of several rows may be padding."""
+        """Allocate for the largest prefill call; up to half of a call of several rows may be padding."""
         self.reserve(min(self.slots, 2) * self.max_prefill_length)
 
     def reserve(self, tokens: int) -> None:
-        """Make room for calls of `tokens` new tokens: inputs, logits and, with caches in eight bits, what they get."""
+        """Allocate inputs, logits and, with 8-bit caches, new keys and values of calls with `tokens` new tokens."""
         if tokens <= self._room:
             return
         self._room = 1 << (tokens - 1).bit_length()
-        self._graphs.clear()  # they hold the addresses
+        self._graphs.clear()  # graphs hold the addresses
         self._inputs = {spec.name: self._buffer(spec) for spec in self._specs}
-        if "key_positions" in self._inputs:  # calls differ in how many of them they read
+        if "key_positions" in self._inputs:  # calls differ in how many key positions they read
             positions = torch.arange(self.max_length, dtype=torch.int32)
             write(self._stream, self._inputs["key_positions"], positions)
         is_read_only = self.cache.page_tokens is not None or not self.cache.context.is_whole
@@ -310,14 +310,14 @@ class EngineDecoder:
         self._outputs.reserve(self._room, self.slots, is_joined=self.cache.page_tokens is not None)
 
     def _copy_inputs(self, call: Call) -> None:
-        """Put copies of a call's inputs on the stream."""
+        """Enqueue the copies of a call's inputs."""
         for name, value in self._feed(call).items():
             write(self._stream, self._inputs[name][: value.numel()], value)
         rows = call.step_rows()
         write(self._stream, self._rows[: len(rows)], rows)
 
     def _feed(self, call: Call) -> dict[str, torch.Tensor]:
-        """Return the inputs of a call but its caches, and but what a decode step makes of its rows on the device."""
+        """Return a call's inputs, except caches and those that a decode step computes from its rows on the device."""
         feed: dict[str, torch.Tensor] = {}
         if call.ids.shape[1] > 1:
             feed = {name: torch.from_numpy(value) for name, value in call.feed().items() if name in self._inputs}
@@ -335,11 +335,11 @@ class EngineDecoder:
 
     @property
     def _embeds(self) -> InputSpec:
-        """The input that takes vectors in place of ids."""
+        """The input that takes embeddings instead of token ids."""
         return next(spec for spec in self._specs if spec.name == EMBEDS)
 
     def _unpack(self, step: StreamStep) -> None:
-        """Make a decode step's inputs on the device."""
+        """Compute a decode step's inputs on the device."""
         rows = step.rows
         inputs = step_inputs(self._rows[:rows], self.tokens)
         for name in inputs.keys() & self._inputs.keys():
@@ -351,26 +351,26 @@ class EngineDecoder:
             vectors[:, size:].zero_()
 
     def _buffer(self, spec: InputSpec) -> torch.Tensor:
-        """Return room for an input of as many tokens as there is room for."""
+        """Return a buffer for an input of as many tokens as are allocated."""
         most: dict[Role, int] = {"batch": self._room, "new_tokens": 1, "kv_window": self.max_length}
         most["row_pages"] = -(-self.max_length // (self.cache.page_tokens or self.max_length))
         return self._stream.empty((math.prod(spec.shape_at(most)),), dtype_of(spec))
 
     def _step(self, call: Call, draw: Draw | None = None) -> StreamStep:
-        """Return what a call puts on the stream after its inputs."""
+        """Return what a call enqueues after its inputs."""
         rows, size = call.ids.shape
         window = call.window(self.max_length) if "key_positions" in self._inputs else self.max_length
         row_pages = 0 if call.pages is None else call.pages.table.shape[1]
         ranks = 0 if self.adapters is None else self.adapters.ranks
         first = call.first_slot if self.cache.needs_neighbors else 0
         has_vectors = self._table is not None and size == 1 and call.has_vectors
-        assert not (has_vectors and (call.ids < 0).any())  # the host looks up the rows of all of them
+        assert not (has_vectors and (call.ids < 0).any())  # the host looks up the embeddings of all rows
         return StreamStep(first, rows, size, window, row_pages, ranks, draw, has_vectors=has_vectors)
 
     def _keep_graph(self, step: StreamStep) -> None:
-        """Capture the step that was just launched, for what TensorRT and Triton set up at first use is not captured.
+        """Capture a step right after its first launch, in which TensorRT and Triton did their setup outside the graph.
 
-        Its context has all shapes and addresses. If there is no graph, such steps are launched from then on.
+        Its context has all shapes and addresses. If capturing fails, such steps are launched from then on.
         """
         if len(self._graphs) == _MOST_GRAPHS:
             self._graphs.pop(next(iter(self._graphs)))
@@ -378,12 +378,12 @@ class EngineDecoder:
         self._graphs[step] = self._stream.capture(partial(self._compute, step)) if is_capturable else None
 
     def _launch(self, step: StreamStep) -> None:
-        """Put a step's work on the stream, whose inputs are."""
+        """Enqueue a step whose inputs are set."""
         self._prepare(step)
         self._compute(step)
 
     def _compute(self, step: StreamStep) -> None:
-        """Put the work of a prepared step on the stream: its inputs if it decodes, the network, and its draw."""
+        """Enqueue a prepared step: its inputs if it decodes, the network, and its draw."""
         if step.size == 1:
             self._stream.run(partial(self._unpack, step))
         self._enqueue(step)
@@ -392,16 +392,16 @@ class EngineDecoder:
             self._stream.run(partial(step.draw, self._outputs.flat(step.rows), slots))
 
     def _prepare(self, step: StreamStep) -> None:
-        """Give the context of a step its shapes and addresses."""
+        """Set the shapes and addresses of a step's context."""
         context = self._context(step)
         for spec in self._specs:
             context.set_input(spec.name, spec.shape_at(step.sizes), self._inputs[spec.name])
         for name, array in {} if self.adapters is None else self.adapters.arrays.items():
-            context.set_input(name, (step.ranks, *array.shape[1:]), array)  # of no ranks, too, it has an address
+            context.set_input(name, (step.ranks, *array.shape[1:]), array)  # zero ranks need an address, too
         rows, prompts = slice(step.first, step.first + step.rows), step.prompts
         caches = self.cache.view(rows)
         if prompts is not None:
-            some = slice(prompts.first, prompts.first + max(prompts.rows, 1))  # memory of nothing has no address
+            some = slice(prompts.first, prompts.first + max(prompts.rows, 1))  # zero rows need an address, too
             for name, cache in self._own.view_of_prompts(some).items():
                 context.set_input(name, (prompts.rows, *cache.shape[1:]), cache)
             for name, array in self._new_of_prompts.items():
@@ -422,7 +422,7 @@ class EngineDecoder:
             context.set_address(BLOCK_COUNTS, self._block_counts)
 
     def _enqueue(self, step: StreamStep) -> None:
-        """Put the network of a prepared step on the stream, and what it adds to caches."""
+        """Enqueue the network of a prepared step and its cache updates."""
         self._context(step).enqueue()
         if self.calls.neurons is not None and self._block_counts is not None:
             self._stream.run(partial(self.calls.neurons.add, self._block_counts))
@@ -432,7 +432,7 @@ class EngineDecoder:
             self._stream.run(partial(self._append, step))
 
     def _append(self, step: StreamStep) -> None:
-        """Write new keys and values after those of each slot."""
+        """Append new keys and values to each slot."""
         shapes = {
             spec.name: (step.rows, spec.size_of("key_value_heads"), step.size, spec.size_of("head_dim"))
             for spec in self._written
@@ -447,10 +447,10 @@ class EngineDecoder:
 
 
 def few_slots(slots: slice, count: int) -> slice:
-    """Return neighboring slots that include `slots`: of `count`, a power of two that begins at a multiple of its half.
+    """Return consecutive slots that include `slots`: a power of two of them, starting at a multiple of half of that.
 
-    At most twice as many as the next power of two, or all; but a 16th of `count` at least, so that there are about 60
-    such runs at most: graphs of all, with each of two draws, are kept.
+    The result is at most twice the next power of two, or all of `count`; but at least a 16th of `count`, which limits
+    the possible ranges to about 60, so that graphs of all of them, with each of two draws, can be kept.
     """
     size = 1 << (max(slots.stop - slots.start, -(-count // _LEAST_SHARE)) - 1).bit_length()
     while size < count:

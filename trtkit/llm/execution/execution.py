@@ -1,4 +1,4 @@
-"""What every runtime of a decoder-only LLM offers."""
+"""The interfaces that every runtime of a decoder-only LLM implements."""
 
 from __future__ import annotations
 
@@ -23,91 +23,91 @@ if TYPE_CHECKING:
 
 
 class Draw(Protocol):
-    """Draws a step's tokens where its network computes, without the host, so that a CUDA graph can hold both."""
+    """Draws a step's tokens on the network's device, without the host, so that a CUDA graph can hold both."""
 
     def __call__(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
-        """Write the tokens of slots [R] from logits [R, V] into the decoder's `tokens`; all are where it computes."""
+        """Draw the tokens of slots [R] from logits [R, V] into the decoder's `tokens`, all on the network's device."""
         ...
 
 
 class SequenceCache(CacheLayout, Protocol):
-    """What is done with cached sequences between calls. model: digest of the model that computes them."""
+    """Operations on cached sequences between calls. model: digest of the model that computes them."""
 
     model: str
 
     def carry_out(self, copies: Sequence[Copy]) -> None:
-        """Do a batch's copies within the caches, in order."""
+        """Carry out a batch's copies within the caches, in order."""
         ...
 
     def tell(self, slot: int, pages: Sequence[int]) -> None:
-        """Take in which pages a slot's tokens are, from who decides on pages elsewhere."""
+        """Record the pages that hold a slot's tokens; they are allocated elsewhere."""
         ...
 
     def set_pages(self, changes: Ints) -> None:
-        """Take what has changed in page tables: slots, places in their rows, and pages [N, 3]."""
+        """Apply changes of page tables: slots, indices in their rows, and pages, [N, 3]."""
         ...
 
     def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
-        """Copy a cached token within each slot: [R] slots, and each one's place and new place."""
+        """Copy one cached token within each slot: slots [R], source and target positions [R]."""
         ...
 
     def mark(self, rows: slice) -> None:
-        """Keep the recurrent states of neighbouring slots as they are now, for `rewind`."""
+        """Save the recurrent states of consecutive slots, for `rewind`."""
         ...
 
     def rewind(self, slots: Sequence[int]) -> None:
-        """Let the recurrent states of slots be again what they were when the slots were marked."""
+        """Restore the recurrent states of slots to those saved by `mark`."""
         ...
 
     def form(self, tokens: int) -> CacheForm:
-        """Return what a saved sequence of `tokens` tokens is."""
+        """Return the layout of a saved sequence of `tokens` tokens."""
         ...
 
     def save(self, slot: int, count: int) -> SavedSequence:
-        """Return the first `count` tokens of a slot, copied to the host."""
+        """Copy the first `count` tokens of a slot to the host."""
         ...
 
     def load(self, slot: int, saved: SavedSequence) -> None:
-        """Begin a slot with a saved sequence. Raises ExecutionError for what `check` refuses."""
+        """Load a saved sequence into a slot. Raises ExecutionError for what `check` refuses."""
         ...
 
     def blocks(self, tokens: int) -> CacheBlocks | None:
-        """Return what copies blocks of so many tokens to and from the host; None if slots hold more than tokens."""
+        """Return what copies blocks of `tokens` tokens to and from the host; None if slots hold more than tokens."""
         ...
 
     def check(self, saved: SavedSequence) -> None:
-        """Raise ExecutionError for a sequence of another model or other caches, of too many tokens or too few bytes."""
+        """Raise ExecutionError if a sequence is of another model or other caches, is too long, or lacks bytes."""
         ...
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         ...
 
 
 class AdapterSlots(Protocol):
-    """Memory for the low-rank matrices of resident adapters. most: ranks of all together."""
+    """Memory for the low-rank matrices of resident adapters. most: limit on the ranks of all adapters together."""
 
     most: int
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the matrices."""
+        """Data type of the matrices."""
         ...
 
     def write(self, rows: Sequence[int], adapter: int, matrices: Matrices) -> None:
-        """Let `rows` be an adapter's. matrices: a [r, in] and b [r, out] by layer, of at most as many ranks."""
+        """Write an adapter into `rows`. matrices: a [r, in] and b [r, out] by layer, of at most `len(rows)` ranks."""
         ...
 
     def erase(self, rows: Sequence[int]) -> None:
-        """Let `rows` be nobody's."""
+        """Clear `rows`."""
         ...
 
 
 class NeuronCounts:
-    """Blocks of neurons that a decoder's steps have activated, read and missed: those active ones that they left out.
+    """Counts of blocks of neurons that steps have activated, read, and missed: active but not read.
 
-    totals: zeros, int64 [3], where the network computes; they are added up there, so that no step waits for the host.
-    row_bytes: that the reference executor has read of neurons' rows, but for those that it keeps in memory.
+    totals: int64 [3] on the network's device, where counts are added up so that no step waits for the host. row_bytes:
+    bytes of neurons' rows that the reference executor has read, except rows that it keeps in memory.
     """
 
     def __init__(self, totals: torch.Tensor) -> None:
@@ -115,25 +115,25 @@ class NeuronCounts:
         self.row_bytes = 0
 
     def add(self, counts: torch.Tensor) -> None:
-        """Count a call by its `block_counts` [layers, 2]: of each layer, active blocks and those that are read."""
+        """Add a call's `block_counts` [layers, 2]: active blocks and blocks read, per layer."""
         active, read = counts.long().unbind(1)
         missed = (active - read).clamp(min=0)
         for index, new in enumerate((active, read, missed)):
             self._totals[index] += new.sum()
 
     def reset(self) -> None:
-        """Forget all steps."""
+        """Reset all counts."""
         self._totals.zero_()
 
     def values(self) -> tuple[int, int, int]:
-        """Return how many blocks were active, read and missed. Waits for the device."""
+        """Return the numbers of active, read and missed blocks. Waits for the device."""
         active, read, missed = self._totals.tolist()
         return active, read, missed
 
 
 @dataclass
 class CallCounts:
-    """What a decoder has run. network_calls: of its network, with computed_tokens, of which padded_tokens are idle.
+    """Counts of network_calls, and of computed_tokens in them, of which padded_tokens are idle.
 
     token_multiple: the network pads the tokens of a call to a multiple of it. neurons: of a network that reads active
     neurons only.
@@ -154,23 +154,23 @@ class CallCounts:
 
 
 class PackedCalls(Protocol):
-    """A decoder whose network is packed."""
+    """Calls of a decoder whose network is packed."""
 
     @property
     def token_tile(self) -> int:
-        """A call with prompts computes a multiple of so many tokens, of which the last may be idle; 1 if none are."""
+        """Calls with prompts compute a multiple of this many tokens, the last of which may be idle; 1 if none are."""
         ...
 
     @property
     def row_tokens(self) -> int:
-        """How many new tokens a row that decodes has at most: its own, and guesses."""
+        """Limit on new tokens of a decoding row: its last token and guesses."""
         ...
 
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
-        """Run slots that decode and slots that read prompts at once; return fp32 logits [N, V] of the requested tokens.
+        """Decode slots and read prompts of others in one call; return fp32 logits [N, V] of the requested tokens.
 
-        A rank that is not of a pipeline's last stage gives hidden states [T, D] of all tokens.
-        draw: what follows a step without prompts and guesses, whose logits are those of its rows in order. See
+        A rank outside the last pipeline stage returns hidden states [T, D] of all tokens.
+        draw: follows a step without prompts and guesses, whose logits are those of its rows in order. See
         `forward`.
         """
         ...
@@ -179,12 +179,10 @@ class PackedCalls(Protocol):
 class DecoderExecution(Protocol):
     """A decoder's network with KV caches of `slots` sequences.
 
-    max_length: T, tokens a slot holds. max_prefill_length: the most new tokens of one row in one
-    call. is_asynchronous: `forward` returns before it has computed. takes_ids: the network itself reads token ids, so
-    the host need not know them. calls: what it has run. tokens: [slots] int64, where it computes: what each slot drew
-    last, for ids of -1.
-    description: what computes, for people. speculator: the draft head, if it is open. next_hidden: what it reads of
-    the last call's tokens, [R, S, D], [T, D] of a packed call, or [R, D] after its own call; valid until the next.
+    max_length: T, tokens per slot. max_prefill_length: limit on a row's new tokens in one call. is_asynchronous:
+    whether `forward` returns before the result is computed. takes_ids: whether the network reads token ids itself, so
+    that the host need not know them. calls: counts of calls. tokens: [slots] int64, on the network's device, the token
+    that each slot drew last, read for ids of -1. description: what computes, for people.
     """
 
     tokens: torch.Tensor
@@ -200,95 +198,98 @@ class DecoderExecution(Protocol):
 
     @property
     def speculator(self) -> DecoderExecution | None:
-        """The draft head, if it is open."""
+        """The draft head, if one is open."""
         ...
 
     @property
     def next_hidden(self) -> torch.Tensor | None:
-        """What a draft head reads of the last call's tokens; None for models without one."""
+        """The last call's hidden states for a draft head; None for models without one.
+
+        [R, S, D], [T, D] of a packed call, or [R, D] after a draft head's own call; valid until the next call.
+        """
         ...
 
     @property
     def packed(self) -> PackedCalls | None:
-        """What runs decoding and prompts in one call; None if they have a call each."""
+        """The calls in which decoding and prompts share a call; None if they have a call each."""
         ...
 
     @property
     def cache(self) -> SequenceCache:
-        """The memory of the caches."""
+        """The caches."""
         ...
 
     @property
     def adapters(self) -> AdapterSlots | None:
-        """The memory of adapters; None if the network takes none."""
+        """Memory of adapters; None if the network takes none."""
         ...
 
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
-        """Run new tokens; return fp32 logits [R, V] of each row's last token, or [R, S, V] of all.
+        """Run new tokens; return fp32 logits [R, V] of each row's last token, or [R, S, V] of all tokens.
 
-        draw: what follows a decode step. The result is valid until the next call. Raises ExecutionError where a row has
-        no room.
+        draw: follows a decode step. The result is valid until the next call. Raises ExecutionError if a row has no
+        room.
         """
         ...
 
     def slots_to_run(self, slots: slice) -> slice:
-        """Return the neighboring slots that a decode step of some is to run: those, or some idle ones more."""
+        """Return the consecutive slots that a decode step of `slots` should run; it may include idle ones."""
         ...
 
     def tokens_to_run(self, tokens: int, most: int) -> int:
-        """Return how many tokens a row is to have in a step that checks guesses: `tokens`, or `most` with padding."""
+        """Return the number of tokens per row of a step that checks guesses: `tokens`, or `most` with padding."""
         ...
 
     def prepare(self) -> None:
-        """Take the memory that first calls would take, once it is known how much of the weights stay on the GPU."""
+        """Allocate what first calls would allocate, once the weight budget is known."""
         ...
 
     def warm_up(self, draws: Sequence[Draw | None], guesses: int) -> None:
-        """Do what first calls would wait for; no slot is in use.
+        """Do what first calls would wait for, while no slot is in use.
 
-        draws: what decode steps will have. guesses: of each row in steps that check some; 0 for none.
+        draws: those that decode steps will have. guesses: per row in steps that check guesses; 0 for none.
         """
         ...
 
     def layer_seconds(self, call: Call) -> dict[str, float]:
-        """Run new tokens; return how long each layer took, in the order they ran."""
+        """Run new tokens; return the time of each layer, in the order of execution."""
         ...
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         ...
 
 
 class RankExecution(DecoderExecution, Protocol):
-    """A DecoderExecution of one rank. Unless it is the last stage of a pipeline, it gives hidden states [R, S, D].
+    """A DecoderExecution of one rank. Outside the last pipeline stage it returns hidden states [R, S, D].
 
-    hidden: the input that takes those of the stage before; None on the first stage.
+    hidden: the input that takes those of the previous stage; None on the first stage.
     """
 
     hidden: InputSpec | None
 
     @property
     def cache(self) -> KvCache:
-        """The memory of this rank's caches."""
+        """This rank's caches."""
         ...
 
     @property
     def adapters(self) -> AdapterMemory | None:
-        """The memory of this rank's share of adapters; None if the network takes none."""
+        """Memory of this rank's share of adapters; None if the network takes none."""
         ...
 
     def share_cache(self, cache: KvCache) -> None:
-        """Let this rank's caches lie in the memory of another's, for as many slots; nothing is in either yet."""
+        """Put this rank's caches into the memory of another's, with as many slots; both are still empty."""
         ...
 
     def load_weights(self) -> None:
-        """Bring the weights to where the network computes, if they are not there; by any thread, once at a time."""
+        """Load the weights onto the network's device unless they are there; from any thread, one at a time."""
         ...
 
     def unload_weights(self) -> None:
-        """Give the memory of the weights back, once all calls are done; calls need them loaded again."""
+        """Free the weights once all calls are done; later calls need them loaded again."""
         ...
 
     def abort(self) -> None:
-        """Let go of collectives that wait for a rank that is gone; from any thread."""
+        """Abort collectives that wait for a lost rank; callable from any thread."""
         ...

@@ -1,4 +1,4 @@
-"""What layers keep of sequences: the memory, and everything that is done with it between calls."""
+"""Linear caches and recurrent states: their memory, and every operation on it between calls."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
 
 class KvCache:
-    """Linear caches and recurrent states: each sequence has a slot of its own, allocated once and never moved.
+    """Linear KV caches and recurrent states: each sequence has a slot of its own, allocated once and never moved.
 
-    A slot's keys and values are those of any number of its tokens; its states are those of all that they have read,
-    `positions` [slots], and of no other number. What an encoder made of a slot's request stays until the next.
+    A slot's keys and values are valid for any prefix of its tokens. Its states are valid only for exactly the
+    `positions` [slots] tokens that they have read. An encoder's output for a slot's request stays until the next
+    request.
 
-    specs: the network's inputs, of which the caches and states are taken. of_prompts: the inputs of a packed network
-    through which rows of prompts read these. stream: of a device, which works on them in
-    turn; None: the caller's own memory and time.
-    max_length: T, tokens that a slot holds. context: the share of their positions that this rank does, of several; the
-    others have the rest. model: digest of the model whose keys and values these
-    are; saved sequences of other models are refused. follows: whether these are a draft head's, see `part`.
-    memory: gives memory of a shape and type, with zeros in it, in place of the stream's or the caller's own.
+    specs: the network's inputs, among them the caches and states. of_prompts: inputs of a packed network through which
+    rows of prompts read the same caches. stream: of a device; operations on the caches run on it in order. None for the
+    caller's own memory and time. max_length: T, tokens per slot. context: the share of positions that this rank holds,
+    if several ranks share them. model: digest of the model that computes the caches; saved sequences of other models
+    are refused. follows: whether these are a draft head's caches, see `part`. memory: allocates zeroed memory of a
+    shape and type, instead of the stream or the caller.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class KvCache:
         self._arrays = {spec.name: self._empty(self._shape(spec), dtype_of(spec)) for spec in kept}
         self._marked: dict[str, torch.Tensor] = {}
         self._marked_positions = np.zeros(slots, np.int64)
-        self._state_names = {spec.name for spec in (*self.states, *self.encoded)}  # what has no axis of tokens
+        self._state_names = {spec.name for spec in (*self.states, *self.encoded)}  # inputs without an axis of tokens
         if stream is not None:
             for array in self._arrays.values():
                 self._run(array.zero_)
@@ -85,7 +85,7 @@ class KvCache:
     def part(self, specs: Iterable[InputSpec], *, follows: bool = False) -> KvCache:
         """Return the caches of some inputs, in the same memory.
 
-        follows: of a draft head, whose calls are not those that slots are for.
+        follows: for a draft head, whose calls do not define the slots' positions.
         """
         specs = list(specs)
         part, kept = copy.copy(self), [spec for spec in specs if spec.is_kept]
@@ -97,12 +97,12 @@ class KvCache:
 
     @property
     def has_slot_memory(self) -> bool:
-        """Whether a slot holds parts of its sequence besides keys and values."""
+        """Whether a slot holds more of its sequence than keys and values."""
         return bool(self._state_names)
 
     @property
     def needs_neighbors(self) -> bool:
-        """Whether rows of one group have to be neighboring slots: what they hold is read as one slice."""
+        """Whether the rows of a group must be consecutive slots: their memory is read as one slice."""
         return self.has_slot_memory or (self.page_tokens is None and bool(self.specs))
 
     @property
@@ -112,17 +112,17 @@ class KvCache:
 
     @property
     def block_multiple(self) -> int:
-        """What divides the tokens of blocks that are saved on their own: every rank has an equal part of them."""
+        """Divisor of the tokens of blocks saved on their own: every rank holds an equal part of a block."""
         return self.context.multiple
 
     def elsewhere(self, slots: int, memory: Memory) -> KvCache:
-        """Return caches of the same inputs for `slots`, in memory that is not this one's stream's."""
+        """Return caches of the same inputs for `slots`, in memory outside this one's stream."""
         kept = [*self.specs, *self.states, *self.encoded]
         types = {name: array.dtype for name, array in self._arrays.items()}
         return KvCache(kept, slots, self.max_length, lambda spec: types[spec.name], memory=memory)
 
     def share(self, other: KvCache) -> None:
-        """Lie in the memory of other caches, array by array in order, as far as shapes and types are the same."""
+        """Share the memory of other caches, array by array in order, as far as shapes and types match."""
         for (name, array), shared in zip(list(self._arrays.items()), other._arrays.values(), strict=False):
             if (array.shape, array.dtype) == (shared.shape, shared.dtype):
                 self._arrays[name] = shared
@@ -130,9 +130,9 @@ class KvCache:
     def copy_rows(
         self, source: KvCache, rows: tuple[slice, slice], tokens: slice, run: Callable[[Callable[[], object]], object]
     ) -> int:
-        """Copy neighboring slots of another cache: states, and the places `tokens` of keys and values; return bytes.
+        """Copy consecutive slots of another cache: states, and positions `tokens` of keys and values; return bytes.
 
-        rows: the other's slots, and this one's. run: does each copy, or puts it on a stream.
+        rows: the other's slots, and this one's. run: carries out each copy, or enqueues it on a stream.
         """
         copied = 0
         for name, array in self._arrays.items():
@@ -145,38 +145,38 @@ class KvCache:
         return copied
 
     def view(self, rows: slice) -> dict[str, torch.Tensor]:
-        """Return the caches [R, K, T, H] and states [R, ...] of neighbouring slots, by the input that takes them."""
+        """Return the caches [R, K, T, H] and states [R, ...] of consecutive slots, by input name."""
         return {name: array[rows] for name, array in self._arrays.items()}
 
     def view_of_prompts(self, rows: slice) -> dict[str, torch.Tensor]:
-        """Return what neighboring slots that read prompts in a packed call read, by the input that takes it."""
+        """Return what consecutive slots that read prompts in a packed call read, by input name."""
         return {spec.name: self._arrays[spec.kept_as][rows] for spec in self.of_prompts}
 
     def prepare(self, call: Call) -> Call:
-        """Return a call with where its rows' tokens lie; in linear caches its slots say that."""
+        """Return a call with the location of its rows' tokens; in linear caches, the slots are the location."""
         return call
 
     def assign(self, call: Call) -> Call:
-        """Return what `prepare` does, and leave it to the ranks that run the call to copy pages."""
+        """Return what `prepare` does, but leave page copies to the ranks that run the call."""
         return call
 
     def make_room(self, slot: int, tokens: int) -> None:
-        """Let an empty slot have memory for tokens; a linear one has."""
+        """Allocate an empty slot's memory for tokens; a linear slot has it already."""
 
     def follow(self) -> None:
-        """Leave it to another rank which memory a slot has."""
+        """Let another rank decide which memory a slot has."""
 
     def tell(self, slot: int, pages: Sequence[int]) -> None:
-        """Take in which pages a slot's tokens are, from who decides on pages elsewhere."""
+        """Record the pages that hold a slot's tokens; they are allocated elsewhere."""
 
     def set_pages(self, changes: Ints) -> None:
-        """Take what has changed in page tables: slots, places in their rows, and pages [N, 3]."""
+        """Apply changes of page tables: slots, indices in their rows, and pages, [N, 3]."""
 
     def copy_pages(self, copies: PageCopies) -> None:
-        """Copy pages of all layers."""
+        """Copy pages in all layers."""
 
     def advance(self, call: Call) -> None:
-        """Note the tokens that a call lets states read. Raises ExecutionError for a row that skips or repeats some."""
+        """Advance the states' positions by a call's tokens. Raises ExecutionError if a row skips or repeats tokens."""
         if self.follows:
             return
         slots, starts, counts = call.slots, call.starts, call.counts
@@ -188,12 +188,12 @@ class KvCache:
         self.positions[slots] = np.where((counts > 0) | (starts == 0), starts + counts, held)
 
     def keep(self, rows: slice, states: Mapping[str, torch.Tensor]) -> None:
-        """Replace the states of neighbouring slots: [R, ...] by the input that takes them."""
+        """Replace the states of consecutive slots: [R, ...] by input name."""
         for name, values in states.items():
             self._run(partial(self._arrays[name][rows].copy_, values))
 
     def mark(self, rows: slice) -> None:
-        """Keep the states of neighbouring slots as they are now, for `rewind`; the first time takes memory for all."""
+        """Save the states of consecutive slots, for `rewind`; the first call allocates memory for all slots."""
         for spec in self.states:
             array = self._arrays[spec.name]
             if spec.name not in self._marked:
@@ -202,25 +202,25 @@ class KvCache:
         self._marked_positions[rows] = self.positions[rows]
 
     def rewind(self, slots: Sequence[int]) -> None:
-        """Let the states of slots be again what they were when the slots were marked."""
+        """Restore the states of slots to those saved by `mark`."""
         for name, marked in self._marked.items():
             for slot in slots:
                 self._run(partial(self._arrays[name][slot].copy_, marked[slot]))
         self.positions[list(slots)] = self._marked_positions[list(slots)]
 
     def begin(self, call: Call) -> None:
-        """Let the slots of requests that begin with a call read what an encoder made of them."""
+        """Set the encoder's output for the slots of requests that start with a call."""
         for row, soft in call.soft_rows():
             if soft.encoded and call.starts[row] == 0 and call.counts[row] > 0:
                 self.fill(int(call.slots[row]), soft.encoded)
 
     def fill(self, slot: int, encoded: Mapping[str, torch.Tensor]) -> None:
-        """Let a slot's layers read what an encoder made of its request: [K, length, H] by the input that takes it."""
+        """Set the encoder's output for a slot's request: [K, length, H] by input name."""
         for name, values in encoded.items():
             self._run(partial(self._arrays[name][slot].copy_, values))
 
     def append(self, tokens: NewTokens, new: Mapping[str, torch.Tensor]) -> None:
-        """Write new keys and values [R, K, S, H]. All places are tensors, so that a CUDA graph can hold this."""
+        """Write new keys and values [R, K, S, H]. All indices are tensors, so that a CUDA graph can hold this."""
         if not new:
             return
         rows, positions = self._places(tokens, next(iter(new.values())).shape[2])  # the same in all layers
@@ -232,7 +232,7 @@ class KvCache:
     def copy(self, source: int, target: int, tokens: slice) -> None:
         """Copy cached tokens of slot `source` to slot `target`, and its states.
 
-        Raises ExecutionError if the states have read another number of tokens than where `tokens` end.
+        Raises ExecutionError if the states have read a different number of tokens.
         """
         self._check_position(source, tokens.indices(self.max_length)[1])
         self._copy_tokens(source, target, tokens)
@@ -242,7 +242,7 @@ class KvCache:
         self.positions[target] = self.positions[source]
 
     def carry_out(self, copies: Sequence[Copy]) -> None:
-        """Do a batch's copies within the caches, in order."""
+        """Carry out a batch's copies within the caches, in order."""
         for transfer in copies:
             match transfer:
                 case CopyTokens(source, target, start, stop):
@@ -251,12 +251,12 @@ class KvCache:
                     self.copy_pages(PageCopies(list(sources), list(targets)))
 
     def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
-        """Copy a cached token within each slot: [R] slots, and each one's place and new place."""
+        """Copy one cached token within each slot: slots [R], source and target positions [R]."""
         arrays = [codes(self._arrays[spec.name]) for spec in self.specs]
         self._run(partial(copy_places, arrays, *(self._place_of(slots, positions) for positions in (sources, targets))))
 
     def form(self, tokens: int) -> CacheForm:
-        """Return what a saved sequence of `tokens` tokens is."""
+        """Return the layout of a saved sequence of `tokens` tokens."""
         arrays = []
         for name, array in self._arrays.items():
             is_state, dtype = name in self._state_names, str(array.dtype).removeprefix("torch.")
@@ -266,7 +266,7 @@ class KvCache:
         return CacheForm(self.model, tokens, tuple(arrays))
 
     def save(self, slot: int, count: int) -> SavedSequence:
-        """Return the first `count` tokens of a slot, copied to the host."""
+        """Copy the first `count` tokens of a slot to the host."""
         check_tokens(count, self.max_length)
         self._check_position(slot, count)
         form = self.form(count)
@@ -282,7 +282,7 @@ class KvCache:
         view.copy_(self._part(name, slot, count).reshape(view.shape), non_blocking=True)
 
     def load(self, slot: int, saved: SavedSequence) -> None:
-        """Begin a slot with a saved sequence. Raises ExecutionError for what `check` refuses."""
+        """Load a saved sequence into a slot. Raises ExecutionError for what `check` refuses."""
         self.check(saved)
         self.make_room(slot, saved.tokens)
         for name, view in saved.form.views(staged(saved.data, self._device)).items():
@@ -294,33 +294,33 @@ class KvCache:
         self.positions[slot] = saved.tokens
 
     def blocks(self, tokens: int) -> LocalBlocks | None:
-        """Return what copies blocks of so many tokens to and from the host; None if slots hold more than tokens."""
+        """Return what copies blocks of `tokens` tokens to and from the host; None if slots hold more than tokens."""
         if self._state_names or not self.specs:
             return None
         return LocalBlocks(self.form(tokens), self._by_block(tokens), self._stream)
 
     def check(self, saved: SavedSequence) -> None:
-        """Raise ExecutionError for a sequence of another model or other caches, of too many tokens or too few bytes."""
+        """Raise ExecutionError if a sequence is of another model or other caches, is too long, or lacks bytes."""
         check_saved(saved, self.form(saved.tokens), self.max_length)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._arrays.clear()
         self._marked.clear()
 
     def _shape(self, spec: InputSpec) -> tuple[int, ...]:
-        """Return the shape of the memory for an input."""
+        """Return the shape of an input's memory."""
         return (self.slots, *spec.shape[1:])
 
     def _part(self, name: str, slot: int, count: int) -> torch.Tensor:
-        """Return what a slot holds: a state, or its first `count` tokens [K, count, H]."""
+        """Return a slot's state, or its first `count` tokens [K, count, H]."""
         return self._arrays[name][slot] if name in self._state_names else self._read(name, slot, count)
 
     def _read(self, name: str, slot: int, count: int) -> torch.Tensor:
         return self._arrays[name][slot][:, : self.context.count(count)]
 
     def _write(self, name: str, slot: int, values: torch.Tensor) -> None:
-        """Begin a slot with this rank's part of its tokens [K, n, H]."""
+        """Write this rank's part of a slot's first tokens [K, n, H]."""
         target = self._arrays[name][slot][:, : values.shape[1]]
         self._run(partial(target.copy_, values, non_blocking=True))
 
@@ -338,7 +338,7 @@ class KvCache:
             self._run(partial(array[target][:, tokens].copy_, array[source][:, tokens]))
 
     def _places(self, tokens: NewTokens, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return where `size` new tokens of each row go: slots and places in them, each to broadcast to [R, S]."""
+        """Return where `size` new tokens of each row go: slots and positions, which broadcast to [R, S]."""
         positions = tokens.starts[:, None] + torch.arange(size, device=tokens.starts.device)
         if self.context.is_whole:
             return tokens.slots[:, None], positions
@@ -347,7 +347,10 @@ class KvCache:
         return tokens.slots[:, None], places
 
     def _place_of(self, slots: Ints, positions: Ints) -> Place:
-        """Return where cached tokens lie. Only trees of guesses move; they need a rank that has all positions."""
+        """Return the location of cached tokens.
+
+        Only trees of guesses move tokens; they need a rank that holds all positions.
+        """
         assert self.context.is_whole
         return slots.astype(np.int64), positions.astype(np.int64)
 
@@ -360,7 +363,7 @@ class KvCache:
         return next(iter(self._arrays.values())).device
 
     def _run(self, work: Callable[[], object]) -> None:
-        """Do `work` in turn with everything else that is done with the caches."""
+        """Do `work` in order with all other operations on the caches."""
         if self._stream is None:
             work()
         else:
@@ -368,12 +371,12 @@ class KvCache:
 
 
 def _by_feeder(kept: Sequence[InputSpec]) -> list[list[InputSpec]]:
-    """Return the inputs for caches, for states and for what an encoder made."""
+    """Return the inputs grouped by origin: caches, states, and an encoder's output."""
     return [[spec for spec in kept if spec.feeder == feeder] for feeder in ("cache", "state", "encoder")]
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return the caller's own memory, which the system clears where it is first used."""
+    """Return zeroed memory of the caller's; the system clears pages on first use."""
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(*shape)
 
 

@@ -1,4 +1,4 @@
-"""One call of a packed network: some slots decode, with guesses, while others read pieces of their prompts."""
+"""One call of a packed network: some slots decode, with guesses, while others read prompt chunks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ _HOST = torch.device("cpu")
 
 @dataclass(frozen=True, eq=False)
 class PackedCall:
-    """New tokens of all rows, one after another: those of `decode`, then those of `prompts` without padding.
+    """New tokens of all rows in sequence: those of `decode`, then those of `prompts` without padding.
 
-    decode: neighboring slots, each with a token and guesses of those that follow, padded to as many tokens.
-    prompts: other slots, any number of tokens each; a row of none is idle. They are neighbors, too, unless all that a
-    slot holds are pages.
-    logit_index: [N], the tokens whose logits the network gives, by their place among all.
-    idle: tokens after these that nobody reads, so that the network computes a number of them that suits its kernels.
-    hidden: [T, D], what the pipeline stage before made of all tokens but idle ones; None on the first stage.
+    decode: consecutive slots, each with a token and guesses of the next ones, padded to equal length. prompts: other
+    slots with any number of tokens; a row without tokens is idle. Their slots are consecutive, too, unless slots hold
+    nothing but pages. logit_index: [N], positions of the tokens whose logits the network returns. idle: unread tokens
+    at the end, which round the call up to a size that suits the kernels. hidden: [T, D], output of the previous
+    pipeline stage for all tokens but idle ones; None on the first stage.
     """
 
     decode: Call
@@ -42,7 +41,7 @@ class PackedCall:
 
     @classmethod
     def of(cls, call: Call, *, has_all_logits: bool) -> PackedCall:
-        """Return a call of one kind as a packed one: its rows read prompts if they have several tokens, and no trees.
+        """Return a plain call as a packed one: its rows read prompts if they have several tokens and are not trees.
 
         Logits are of each row's last token, or of all tokens; see `shaped`.
         """
@@ -55,51 +54,51 @@ class PackedCall:
         return packed if has_all_logits else replace(packed, logit_index=packed.last_tokens)
 
     def placed(self, place: Callable[[Call], Call]) -> PackedCall:
-        """Return the call with what `place` makes of the calls that have rows."""
+        """Return the call with `place` applied to `decode` and `prompts`, unless they are empty."""
         decode, prompts = (place(call) if len(call.starts) else call for call in (self.decode, self.prompts))
         return replace(self, decode=decode, prompts=prompts)
 
     @property
     def rows(self) -> int:
-        """How many rows decode."""
+        """Number of decoding rows."""
         return len(self.decode.starts)
 
     @property
     def decoding_tokens(self) -> int:
-        """How many tokens they have, with padding: as many come before the prompts'."""
+        """Number of their tokens, with padding; they come before the prompts' tokens."""
         return self.decode.ids.size
 
     @property
     def tokens(self) -> int:
-        """T, what all layers but attention compute."""
+        """T, tokens that all layers but attention compute."""
         return self.decoding_tokens + len(self.places) + self.idle
 
     @property
     def token_shape(self) -> tuple[int, ...]:
-        """The axes of its tokens in what pipeline stages exchange."""
+        """Shape [T] of the token axis in hidden states that pipeline stages exchange."""
         return (self.tokens,)
 
     @property
     def used_tokens(self) -> int:
-        """Those of them that somebody reads."""
+        """Number of tokens that are neither padding nor idle."""
         return int(self.decode.counts.sum()) + len(self.places)
 
     @property
     def last_tokens(self) -> Ints:
-        """Where the last token of each row of prompts is among all tokens [B]; any for rows of none."""
+        """Index of the last token of each row of prompts among all tokens, [B]; arbitrary for idle rows."""
         last: Ints = np.maximum(self.decoding_tokens + np.cumsum(self.prompts.counts) - 1, 0)
         return last
 
     @cached_property
     def places(self) -> Ints:
-        """The places `row * S + column` of the prompts' tokens in padded rows [P]."""
+        """Index `row * S + column` of each prompt token in padded rows, [P]."""
         prompts = self.prompts
         return np.flatnonzero(np.arange(prompts.ids.shape[1]) < prompts.counts[:, None])
 
     def prompt_slots(self, *, are_neighbors: bool) -> slice:
-        """Return the slots of prompts as a slice of what slots hold; any slice if all of that are pages.
+        """Return the slots of prompts as a slice of the slots' memory; arbitrary if slots hold nothing but pages.
 
-        are_neighbors: whether the prompts' slots have to be.
+        are_neighbors: whether the prompts' slots must be consecutive.
         """
         slots = self.prompts.slots
         first = int(slots[0]) if slots.size else 0
@@ -108,28 +107,28 @@ class PackedCall:
 
     @property
     def page_tokens(self) -> int | None:
-        """Tokens of a page; None if caches are linear."""
+        """Tokens per page; None if caches are linear."""
         return next((call.pages.page_tokens for call in (self.decode, self.prompts) if call.pages is not None), None)
 
     def prompt_window(self, max_length: int) -> int:
-        """Return how many cached tokens rows of prompts read besides new ones, those of whole pages."""
+        """Return how many cached tokens rows of prompts read in addition to new ones; whole pages if paged."""
         window = kv_window(max(1, int(self.prompts.starts.max(initial=0))), max_length)
         page = self.page_tokens or 1
         return -(-window // page) * page
 
     def of_tokens(self, decoding: np.ndarray, prompts: np.ndarray) -> np.ndarray:
-        """Return what each token has, [T, 1, ...], of padded arrays [R, S, ...] of both kinds; 0 for idle ones."""
+        """Return per-token values [T, 1, ...] from padded arrays [R, S, ...] of both kinds; 0 for idle tokens."""
         flat = prompts.reshape(-1, *prompts.shape[2:])[self.places]
         idle = np.zeros((self.idle, *flat.shape[1:]), flat.dtype)
         return np.concatenate([decoding.reshape(-1, *decoding.shape[2:]), flat, idle])[:, None]
 
     def vectors(self, decoding: torch.Tensor, prompts: torch.Tensor) -> torch.Tensor:
-        """Return vectors [T, 1, D] of padded ones [R, S, D] of both kinds; zeros for idle ones."""
+        """Return vectors [T, 1, D] from padded ones [R, S, D] of both kinds; zeros for idle tokens."""
         flat = prompts.flatten(0, 1)[torch.from_numpy(self.places)]
         return torch.cat([decoding.flatten(0, 1), flat, flat.new_zeros(self.idle, flat.shape[1])])[:, None]
 
     def feed(self, max_length: int) -> dict[str, np.ndarray]:
-        """Return the network's inputs but its caches, as int32 arrays. max_length: T, tokens that a slot holds."""
+        """Return the network's inputs except caches, as int32 arrays. max_length: T, tokens per slot."""
         decode, prompts, of_all = self.decode, self.prompts, self.places
         rows, width = prompts.ids.shape
         numbers = np.zeros(rows * width, np.int64)
@@ -181,15 +180,18 @@ class PackedCall:
         return NewTokens(slots, starts, torch.ones_like(starts), pages)
 
     def shaped(self, logits: torch.Tensor, *, has_all_logits: bool) -> torch.Tensor:
-        """Return the logits of a call of one kind as `DecoderExecution.forward` does: [R, V], or [R, S, V] of all."""
+        """Return the logits of a plain call in the shape of `DecoderExecution.forward`:
+
+        [R, V], or [R, S, V] of all tokens.
+        """
         if not has_all_logits:
             return logits
         return self._of_decoding(logits) if self.rows else self.by_row(logits)[1]
 
     def by_row(self, vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return vectors [T, C] of all tokens as those [R, S, C] of rows that decode, a view, and of rows of prompts.
+        """Return vectors [T, C] of all tokens as [R, S, C], for decoding rows (a view) and for rows of prompts.
 
-        Padding of prompts has zeros.
+        Padding of prompts is zero.
         """
         count, size = self.decoding_tokens, vectors.shape[-1]
         rows, width = self.prompts.ids.shape
@@ -202,10 +204,10 @@ class PackedCall:
 
 
 AnyCall = TypeVar("AnyCall", Call, PackedCall)
-"""A call of one kind, or a packed one."""
+"""A plain or a packed call."""
 
 
 def no_rows(width: int = 1) -> Call:
-    """Return a call of nobody."""
+    """Return a call without rows."""
     none: Ints = np.zeros(0, np.int64)
     return Call(0, np.zeros((0, width), np.int64), none, none, scattered=none)

@@ -1,4 +1,4 @@
-"""A packed decoder on TensorRT: steps without prompts as captured CUDA graphs, mixed steps on their own profile."""
+"""A packed decoder on TensorRT: steps without prompts as CUDA graphs, mixed steps on a profile of their own."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
     from trtkit.network.input_spec import InputSpec, Role
 
 _BY_TOKEN = ("input_ids", "position_ids", ADAPTER_IDS)
-"""Inputs that the rows which decode begin, made on the device; the tokens of prompts follow."""
+"""Inputs by token: the device computes those of decoding rows, which come first; the prompts' follow."""
 _BY_ROW = ("write_indices", "kv_lengths", "token_counts", "branch_ends", DECODE_POSITION_IDS)
-"""Inputs of rows that decode, made on the device if they have one token each."""
+"""Inputs of decoding rows, computed on the device if each row has one token."""
 _CONSTANT = ("key_positions", f"{PROMPT}key_positions")
 
 
 class PackedEngineDecoder(EngineDecoder):
     """An EngineDecoder of a packed network.
 
-    A mixed step has a row that decodes and one that reads a prompt, if only an idle one. Steps that check guesses are
-    mixed; without prompts, they are captured.
+    A mixed step has at least one decoding row and one row that reads a prompt, possibly idle ones. Steps that check
+    guesses are mixed; without prompts, they are captured.
     """
 
     token_tile = TOKEN_TILE
@@ -63,7 +63,7 @@ class PackedEngineDecoder(EngineDecoder):
         self.row_tokens = most_row_tokens(plan.options) if has_row_tokens else 1
 
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
-        """Run new tokens; see DecoderExecution. Prompts that are too long for one call have several."""
+        """Run new tokens; see DecoderExecution. Prompts that are too long for one call are split."""
         call.check(self.slots, self.max_length)
         parts = list(_parts(call.counts, self.max_prefill_length)) if call.reads_prompts else [slice(None)]
         outputs, hidden = [], list[torch.Tensor]()
@@ -79,7 +79,7 @@ class PackedEngineDecoder(EngineDecoder):
         return outputs[0] if len(parts) == 1 else torch.cat(outputs)
 
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
-        """Run slots that decode and slots that read prompts at once; see DecoderExecution."""
+        """Run decoding slots and slots that read prompts in one call; see DecoderExecution."""
         self._stream.wait_for_current()  # which may read the last call's logits, or write what this one reads
         packed, is_joined = packed.placed(self._placed), False
         filled, is_mixed = packed, bool(packed.prompts.counts.any())
@@ -103,13 +103,13 @@ class PackedEngineDecoder(EngineDecoder):
         return logits if count == len(wanted) else logits[to_device(wanted, logits.device)]
 
     def _hidden_of(self, name: str, packed: PackedCall, filled: PackedCall, *, is_joined: bool) -> torch.Tensor | None:
-        """Return an output of all tokens [T, D] of a call, which ran as `filled`; None if the network has none."""
+        """Return an output of all tokens [T, D] of a call that ran as `filled`; None if there is no such output."""
         output = self._outputs.of(name, filled.tokens, 1, is_joined=is_joined)
         first = filled.decoding_tokens - packed.decoding_tokens  # after an idle row
         return None if output is None else output.flatten(0, 1)[first : first + packed.tokens]
 
     def _run_mixed(self, packed: PackedCall) -> None:
-        """Put a mixed step on the stream whose inputs are."""
+        """Enqueue a mixed step whose inputs are set."""
         step = self._mixed_step(packed)
         if packed.places.size:
             self._launch_mixed(packed, step)
@@ -117,7 +117,7 @@ class PackedEngineDecoder(EngineDecoder):
             self._replay(step)
 
     def layer_seconds(self, call: Call) -> dict[str, float]:
-        """Run new tokens without a CUDA graph; return how long each of the engine's layers took, in order."""
+        """Run new tokens without a CUDA graph; return the time of each of the engine's layers in order."""
         if not call.reads_prompts:
             return super().layer_seconds(call)
         call.check(self.slots, self.max_length)
@@ -129,7 +129,7 @@ class PackedEngineDecoder(EngineDecoder):
         return self._context(step).layer_seconds(partial(self._launch_mixed, packed, step))
 
     def reserve(self, tokens: int) -> None:  # noqa: ARG002
-        """Make room for the largest call, once."""
+        """Allocate for the largest call, once."""
         if self._room:
             return
         super().reserve(self.slots * self.row_tokens)
@@ -169,7 +169,7 @@ class PackedEngineDecoder(EngineDecoder):
         return self._stream.empty((math.prod(spec.shape_at(self._most_sizes)),), dtype_of(spec))
 
     def _placed(self, call: Call) -> Call:
-        """Return a call with where its rows' tokens lie."""
+        """Return a call with the location of its rows' tokens."""
         call.check(self.slots, self.max_length)
         call = self.cache.prepare(call)
         self.cache.advance(call)
@@ -177,9 +177,9 @@ class PackedEngineDecoder(EngineDecoder):
         return call
 
     def _filled(self, packed: PackedCall) -> PackedCall:
-        """Return a mixed call with a row of both kinds, and with idle tokens up to whole tiles.
+        """Return a mixed call with at least one row of each kind, filled with idle tokens up to whole tiles.
 
-        Without prompts it gives all tokens' logits, in order, so that its CUDA graph suits any guesses.
+        Without prompts it requests all tokens' logits in order, so that its CUDA graph suits any guesses.
         """
         if not packed.places.size:
             index = np.arange(packed.decoding_tokens)
@@ -199,7 +199,7 @@ class PackedEngineDecoder(EngineDecoder):
         return replace(packed, idle=min(missing, self._most_tokens - len(packed.places)))
 
     def _idle_prompt(self, decode: Call) -> Call:
-        """Return a row of no tokens next to those that decode."""
+        """Return a row without tokens next to the decoding rows."""
         none, at, pages = np.zeros(1, np.int64), np.array([decode.first_slot]), None
         if decode.pages is not None:
             columns = -(-kv_window(1, self.max_length) // decode.pages.page_tokens)
@@ -228,7 +228,7 @@ class PackedEngineDecoder(EngineDecoder):
         return packed.prompt_slots(are_neighbors=self.cache.needs_neighbors)
 
     def _copy_mixed(self, packed: PackedCall) -> None:
-        """Put copies of a mixed call's inputs on the stream, but for what is made of rows on the device."""
+        """Enqueue the copies of a mixed call's inputs, except those that the device computes from rows."""
         on_device = packed.decode.ids.shape[1] == 1
         by_token = dict.fromkeys(_BY_TOKEN, 1)
         if self._table is not None and not packed.decode.has_vectors:
@@ -258,7 +258,7 @@ class PackedEngineDecoder(EngineDecoder):
         return feed
 
     def _launch_mixed(self, packed: PackedCall, step: StreamStep) -> None:
-        """Put a mixed step's work on the stream."""
+        """Enqueue a mixed step."""
         self._prepare(step)
         if step.size == 1:
             self._stream.run(partial(super()._unpack, step))
@@ -269,7 +269,7 @@ class PackedEngineDecoder(EngineDecoder):
         self.cache.keep(slots, {name: new[: slots.stop - slots.start] for name, new in states.items()})
 
     def _append_prompts(self, packed: PackedCall) -> None:
-        """Write new keys and values of prompts after those of each slot."""
+        """Append new keys and values of prompts to each slot."""
         count, new = len(packed.places), {}
         for spec in self._written:
             heads, size = spec.size_of("key_value_heads"), spec.size_of("head_dim")
@@ -284,12 +284,12 @@ class PackedEngineDecoder(EngineDecoder):
 
 
 def engine_class(plan: DecoderPlan) -> type[EngineDecoder]:
-    """Return what runs a decoder's engine as its network takes calls: packed, or of one kind each."""
+    """Return the class that runs a decoder's engine: packed, or with a call for each kind."""
     return PackedEngineDecoder if takes_packed_calls(plan.inputs) else EngineDecoder
 
 
 def _parts(counts: Ints, most: int) -> Iterator[slice]:
-    """Yield neighboring rows of `most` tokens together, or of one row."""
+    """Yield consecutive rows of at most `most` tokens together, or single rows."""
     start, tokens = 0, 0
     for row, count in enumerate(counts.tolist()):
         if row > start and tokens + count > most:

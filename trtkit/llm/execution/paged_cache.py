@@ -1,4 +1,4 @@
-"""KV caches in pages of one pool, which slots take when their tokens need them."""
+"""KV caches in pages of one pool, which slots are given as their tokens need them."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from trtkit.runtime.device import Stream
 
 
-_READS = 3  # of a cached token where pages are gathered: it is read, written next to its neighbours, and read again
+_READS = 3  # of a cached token where pages are gathered: it is read, written to contiguous memory, and read again
 
 
 class PagedCache(KvCache):
-    """A KvCache whose keys and values lie in pools of pages [P, K, page_tokens, H]; states stay in slots.
+    """A KvCache whose keys and values are in pools of pages [P, K, page_tokens, H]; states stay in slots.
 
-    All layers' pools have the same pages: page p of each holds the same tokens. A slot's tokens are in the pages of
-    its row of `table` [slots, n], which `pages` decides on: here, or a scheduler does, and `table` is told; so it is on
-    a rank that follows another. Page 0 takes padding, and new tokens that other ranks cache: each has a
-    block of every page.
+    All layers use the same page numbers: page p of each pool holds the same tokens. A slot's tokens are in the pages of
+    its row of `table` [slots, n]. `pages` allocates them, here or in a scheduler, which then sends changes of `table`,
+    as rank 0 does to other ranks. Page 0 takes padding, and new tokens that other ranks hold: with shared positions,
+    each rank holds a part of every page.
     """
 
     def __init__(
@@ -59,30 +59,30 @@ class PagedCache(KvCache):
         self._page_count = 1 + slots * -(-max_length // self._page_size) if pool.pages is None else pool.pages
         self._copies_pages = copies_pages(specs)
         self._call_tokens = pool.weight_bytes * self._page_size // (_READS * bytes_of_page(specs))
-        tables = PageTables(slots + 1, self._page_count, self._page_size, max_length)  # a row for nobody's prefix
+        tables = PageTables(slots + 1, self._page_count, self._page_size, max_length)  # a row for a prefix of no slot
         length = min(max_length, (self._page_count - 1) * self._page_size)
         super().__init__(specs, slots, length, dtype_of, stream, context)
         self.pages, self.table = tables, tables.table
 
     def follow(self) -> None:
-        """Leave it to another rank which pages hold what; `table` is written when it tells."""
+        """Let another rank allocate pages; it sends changes of `table`."""
         self.pages = None
 
     def view(self, rows: slice) -> dict[str, torch.Tensor]:
-        """Return the pools, and the states [R, ...] of neighbouring slots, by the input that takes them."""
+        """Return the pools, and the states [R, ...] of consecutive slots, by input name."""
         return {name: array[rows] if name in self._state_names else array for name, array in self._arrays.items()}
 
     def tell(self, slot: int, pages: Sequence[int]) -> None:
-        """Take in which pages a slot's tokens are, from who decides on pages elsewhere."""
+        """Record the pages that hold a slot's tokens; they are allocated elsewhere."""
         self.table[slot, : len(pages)] = pages
 
     def set_pages(self, changes: Ints) -> None:
-        """Take what has changed in page tables: slots, places in their rows, and pages [N, 3]."""
+        """Apply changes of page tables: slots, indices in their rows, and pages, [N, 3]."""
         slots, places, pages = changes.T
         self.table[slots, places] = pages
 
     def prepare(self, call: Call) -> Call:
-        """Return a call with the pages of its rows, after copying those that others read too and it writes.
+        """Return a call with the pages of its rows, after copying shared pages that it writes.
 
         Raises ExecutionError if there are not enough pages.
         """
@@ -92,7 +92,7 @@ class PagedCache(KvCache):
         return call
 
     def assign(self, call: Call) -> Call:
-        """Return what `prepare` does, and leave it to the ranks that run the call to copy pages."""
+        """Return what `prepare` does, but leave page copies to the ranks that run the call."""
         if call.pages is not None or self.pages is None:
             return call
         stops, slots = call.starts + call.counts, call.slots
@@ -101,7 +101,7 @@ class PagedCache(KvCache):
             pass  # the scheduler has done it
         elif not self.follows:
             copies = self.pages.reserve(slots, call.starts, stops)
-        else:  # what others read of a draft head's cache may be overwritten: it changes guesses, never tokens
+        else:  # a draft head may overwrite what others read: that changes guesses, never tokens
             for row in (call.counts > 0).nonzero()[0].tolist():
                 self.pages.grow(int(slots[row]), int(stops[row]))
         window = kv_window(max(1, int(stops[call.counts > 0].max(initial=0))), self.max_length)
@@ -112,7 +112,7 @@ class PagedCache(KvCache):
         return replace(call, pages=CallPages(table, self._page_size, copies, groups))
 
     def make_room(self, slot: int, tokens: int) -> None:
-        """Let a slot have pages of its own for tokens. Raises ExecutionError if there are too few."""
+        """Allocate a slot's own pages for tokens. Raises ExecutionError if there are too few."""
         if self.pages is not None and not self.pages.is_scheduled:
             self.pages.release(slot)
             self.pages.grow(slot, tokens)
@@ -136,7 +136,7 @@ class PagedCache(KvCache):
 
     def _write(self, name: str, slot: int, values: torch.Tensor) -> None:
         array = codes(self._arrays[name])
-        heads, own = array.shape[1:3]  # own: tokens of a page that are on this rank
+        heads, own = array.shape[1:3]  # own: tokens of a page that this rank holds
         pages = self.table[slot, : -(-values.shape[1] // own)].astype(np.int64)
         whole = torch.zeros(heads, len(pages) * own, values.shape[2], dtype=array.dtype)
         whole[:, : values.shape[1]] = codes(values)
@@ -146,19 +146,19 @@ class PagedCache(KvCache):
         )
 
     def _copy_tokens(self, source: int, target: int, tokens: slice) -> None:
-        """Let `target` read the pages of `source`; what it writes later goes to copies."""
+        """Let `target` share the pages of `source`; it copies those that it later writes."""
         if self.pages is not None and not self.pages.is_scheduled:
             self.pages.share(source, target, tokens.indices(self.max_length)[1])
 
     def copy_pages(self, copies: PageCopies) -> None:
-        """Copy pages of all layers."""
+        """Copy pages in all layers."""
         if not copies.sources:
             return
         arrays = [codes(self._arrays[spec.name]) for spec in self.specs]
         self._run(partial(_copy_rows, arrays, *(np.array(pages, np.int64) for pages in copies)))
 
     def _places(self, tokens: NewTokens, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return pages and places in them [R, S]; padding goes to page 0."""
+        """Return pages and indices in them, [R, S]; padding goes to page 0."""
         assert tokens.table is not None
         new = torch.arange(size, device=tokens.starts.device)
         positions = tokens.starts[:, None] + new
@@ -169,7 +169,7 @@ class PagedCache(KvCache):
         return torch.where(is_new & self.context.is_here(positions), pages, 0), positions % self.context.block
 
     def _place_of(self, slots: Ints, positions: Ints) -> Place:
-        """Return the pages of cached tokens, and their places in them."""
+        """Return the pages of cached tokens, and the indices in them."""
         assert self.context.is_whole
         return self.table[slots, positions // self._page_size].astype(np.int64), positions % self._page_size
 
@@ -186,7 +186,7 @@ def open_cache(
     pool: PoolSize = AS_LINEAR,
     context: Share = WHOLE,
 ) -> KvCache:
-    """Return the caches that a network's inputs want. pool: of paged ones. context: see KvCache."""
+    """Return the caches for a network's inputs. pool: size of paged ones. context: see KvCache."""
     specs = list(specs)
     if pool.model is not None:
         return pool.model.part(specs, follows=True)
