@@ -1,4 +1,4 @@
-"""A group of ranks as this process has it: who the others are, how to talk to them, and what to do when one fails."""
+"""A group of ranks as one process sees it: the other ranks, the channel to them, and what happens if one fails."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from trtkit.llm.distributed.world import World
 
 JOIN_TIMEOUT_S = 600.0
-"""How long a rank waits for the others to begin: on several machines they are started one after another."""
+"""How long a rank waits for the others to start: on several machines they are started one after the other."""
 _END_TIMEOUT_S = 5.0
 _STUCK_S = 2.0
 
 
 class RankGroup:
-    """All ranks, joined. members: those that this process started.
+    """All ranks, connected. members: those that this process started.
 
-    abort: lets go of devices that wait for a rank that is gone. Raises RankError if a rank does not join.
+    abort: releases devices that wait for a lost rank. Raises RankError if a rank does not join.
     """
 
     def __init__(self, world: World, members: Members | None = None) -> None:
@@ -48,12 +48,12 @@ class RankGroup:
 
     @property
     def member_pids(self) -> Mapping[int, int]:
-        """The process ids of the ranks that this process started, by rank."""
+        """Process ids of the ranks that this process started, by rank."""
         return {} if self._members is None else self._members.pids
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Do what needs all ranks. A failure in it is the group's: it is reported, and ends every rank."""
+        """Guard work that needs all ranks: a failure in it is reported to the group and ends every rank."""
         self._watch.check()
         self._waits = True
         try:
@@ -68,11 +68,11 @@ class RankGroup:
         self._watch.check()
 
     def post(self, key: str, text: str) -> None:
-        """Give a text to the ranks that collect it."""
+        """Publish a text to the ranks that collect it."""
         self.world.store.set(f"{key} {self.world.rank}", text)
 
     def collect(self, key: str) -> list[str]:
-        """Return every rank's text, by rank, as soon as all have posted theirs."""
+        """Return every rank's text, by rank, once all have posted theirs."""
         keys = [f"{key} {rank}" for rank in range(self.world.count)]
         while not self.world.store.check(keys):
             self._watch.check()
@@ -80,11 +80,11 @@ class RankGroup:
         return [text.decode() for text in self.world.store.multi_get(keys)]
 
     def settle(self) -> None:
-        """Expect every rank to answer soon from now on: all have opened their networks."""
+        """Expect quick answers from every rank from now on: all have opened their networks."""
         self._watch.silence_s = SILENCE_S
 
     def close(self) -> None:
-        """End the other ranks: each by its own will, unless something has failed."""
+        """End the other ranks: in an orderly way, unless something has failed."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -100,7 +100,7 @@ class RankGroup:
         return None if self._members is None else self._members.exited()
 
     def _failure(self, error: BaseException) -> BaseException:
-        """Return the error of all ranks that an exception here represents; the other ranks end."""
+        """Return the error that all ranks report for an exception here; the other ranks end."""
         is_lost = isinstance(error, RankError) and isinstance(error.__cause__, RuntimeError)
         fault = self._watch.cause(error) if is_lost else _as_fault(error)
         reported = self._watch.report(fault)
@@ -112,7 +112,7 @@ class RankGroup:
         return reported if is_lost else error
 
     def _on_fault(self, fault: TrtkitError) -> None:
-        """Free whoever waits: children are killed, so that connections end; what still waits then, ends."""
+        """Release whatever waits: children are killed, which closes connections, and waiting devices are aborted."""
         if self._members is not None:
             self._members.kill()
         self.abort()

@@ -18,7 +18,7 @@ from trtkit.threads import wait_briefly
 
 
 def main() -> None:
-    """Be the rank that the first line of stdin describes."""
+    """Run as the rank that the first line of stdin describes."""
     request = from_json(MemberRequest, json.loads(sys.stdin.buffer.readline()))
     threading.Thread(target=exit_with_parent, daemon=True).start()
     wait_briefly()
@@ -29,7 +29,7 @@ def main() -> None:
         print(f"error: {error.what}", file=sys.stderr, flush=True)
         os._exit(1)
     sys.stdout.flush()
-    os._exit(0)  # threads of gloo and TensorRT may still wait
+    os._exit(0)  # threads of gloo and TensorRT may still be waiting
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The other ranks of this machine as child processes, which end with the process that started them."""
+"""The other ranks of this machine, as child processes that end with the process that started them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True)
 class MemberRequest:
-    """What a child process is to be. port: of the store on the loopback address."""
+    """Which rank a child process is. port: of the store, on the loopback address."""
 
     bundle: Path
     rank: int
@@ -31,7 +31,7 @@ class MemberRequest:
 
 
 class Members:
-    """Ranks from 1 on, each a child process with a log of its own."""
+    """Ranks from 1 on, each a child process with its own log."""
 
     def __init__(self, bundle: Path, count: int, port: int, options: OpenOptions) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="trtkit-ranks-"))
@@ -41,25 +41,25 @@ class Members:
 
     @property
     def pids(self) -> dict[int, int]:
-        """The process ids, by rank."""
+        """Process ids by rank."""
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def exited(self) -> RankError | None:
-        """Return the error of a rank that has failed, None if there is none."""
+        """Return the error of a rank that has failed; None if all are well."""
         for rank, process in self._processes.items():
-            if failure := process.failure():  # one that was told to close exits with 0
+            if failure := process.failure():  # a rank that was told to close exits with 0
                 return RankError(f"rank {rank} has ended: {failure}", "ranks", "open the bundle again")
         return None
 
     def end(self, timeout_s: float) -> None:
-        """Wait for the processes, which are about to end; kill those that do not."""
+        """Wait for processes that are about to end; kill those that do not."""
         end = time.monotonic() + timeout_s
         while any(process.is_running for process in self._processes.values()) and time.monotonic() < end:
             time.sleep(_POLL_S)
         self.kill()
 
     def kill(self) -> None:
-        """End the processes at once."""
+        """Kill the processes."""
         for process in self._processes.values():
             process.kill()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What rank 0 tells the others, as bytes: safetensors, since they come from another process."""
+"""Rank 0's messages to the others, as bytes of safetensors, which are safe to read from another process."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ _SOFT_FIELDS = ("places", "keys", "rope_positions", "ends")
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """What every rank is to do, with its numbers, arrays and other JSON data by name."""
+    """An instruction to every rank, with numbers, arrays and other JSON data by name."""
 
     name: MessageName
     fields: Mapping[str, object] = field(default_factory=dict)
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def number(self, name: str) -> int:
-        """Return one of its numbers."""
+        """Return a number."""
         value = self.fields[name]
         assert isinstance(value, int)
         return value
 
     def numbers(self, name: str) -> list[int]:
-        """Return some of its numbers."""
+        """Return a list of numbers."""
         values = self.fields[name]
         assert isinstance(values, Sequence)
         return list(values)
 
     def data(self) -> torch.Tensor:
-        """Return it as bytes [N] uint8."""
+        """Return the message as bytes [N] uint8."""
         text = json.dumps([self.name, dict(self.fields)], default=int)  # JSON does not know NumPy's integers
         head = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         tensors = {name: tensor.contiguous() for name, tensor in self.tensors.items()}
@@ -72,21 +72,21 @@ class Message:
 
     @classmethod
     def read(cls, data: torch.Tensor) -> Message:
-        """Return what `data` made bytes of."""
+        """Return the message that `data` encoded."""
         tensors = load(data.numpy().tobytes())
         name, fields = json.loads(tensors.pop(_HEAD).numpy().tobytes())
         return cls(name, fields, tensors)
 
 
 class CallWriter:
-    """Calls as messages. The vectors of a prompt are sent once."""
+    """Turns calls into messages. The vectors of a prompt are sent once."""
 
     def __init__(self) -> None:
         self._sent: dict[int, SoftTokens] = {}
 
     def message(self, name: MessageName, call: Call) -> Message:
-        """Return a call as a message, with the vectors of its slots that were not sent yet."""
-        assert call.tree is None  # heads, which alone guess trees, work on one rank
+        """Return a call as a message, with those vectors of its slots that were not sent yet."""
+        assert call.tree is None  # only draft heads guess trees, and they work on one rank
         tensors = {part: torch.from_numpy(getattr(call, part)) for part in ("ids", "starts", "counts")}
         fields: dict[str, object] = {"first_slot": call.first_slot}
         if call.scattered is not None:
@@ -121,13 +121,13 @@ _PARTS = ("decode", "prompts")
 
 
 class CallReader:
-    """Messages as calls, with the vectors that came with earlier ones."""
+    """Turns messages into calls, with the vectors that came with earlier messages."""
 
     def __init__(self) -> None:
         self._soft: dict[int, SoftTokens] = {}
 
     def call(self, message: Message) -> Call:
-        """Return the call of a message."""
+        """Return a message's call."""
         slots = message.numbers("soft_slots")
         ids, starts, counts = (message.tensors[name].numpy() for name in ("ids", "starts", "counts"))
         for slot in slots:
@@ -140,13 +140,13 @@ class CallReader:
         return Call(first_slot, ids, starts, counts, soft, pages=pages, scattered=scattered, adapters=adapters)
 
     def packed(self, message: Message) -> PackedCall:
-        """Return the packed call of a message."""
+        """Return a message's packed call."""
         decode, prompts = (self.call(_part(message, part)) for part in _PARTS)
         return PackedCall(decode, prompts, message.tensors[LOGIT_INDEX].numpy())
 
 
 def _part(message: Message, part: str) -> Message:
-    """Return what a message says under names that begin with a part's."""
+    """Return the fields whose names start with a part's prefix, as a message."""
     return Message(message.name, _named(message.fields, f"{part}."), _named(message.tensors, f"{part}."))
 
 

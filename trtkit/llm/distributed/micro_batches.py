@@ -1,4 +1,4 @@
-"""A call in parts that pipeline stages run one after another, so that several stages work at once."""
+"""Splits a call into parts that pipeline stages run one after the other, so that several stages work at once."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def parts_of(reads_prompts: bool, tokens: int, stages: int) -> int:
-    """Return in how many parts a call is run best. A decode step is one: each part reads all weights again."""
+    """Return the best number of parts for a call; one for decode steps, since each part reads all weights again."""
     return prefill_parts(stages, tokens) if reads_prompts else 1
 
 
 def split(call: Call, parts: int) -> list[Call]:
-    """Return a call in at most `parts` parts: by rows if there are as many, else by tokens, in order."""
+    """Return a call in at most `parts` parts, in order: split by rows if there are as many, else by tokens."""
     rows, size = call.ids.shape
     if parts <= 1:
         return [call]
@@ -48,11 +48,10 @@ def join(call: Call, parts: Sequence[Call], logits: Sequence[torch.Tensor], *, h
 
 
 def split_packed(packed: PackedCall, parts: int, max_length: int) -> list[PackedCall]:
-    """Return a packed call in at most `parts` parts of as many tokens, the first with all rows that decode.
+    """Return a packed call in at most `parts` parts of equal token counts, the first with all decoding rows.
 
-    Prompts are cut anywhere, but for images whose tokens see each other, and prompts whose end would have no room in a
-    slot of `max_length` tokens for the padding of rows next to it. Logits of the parts are those of the call, one after
-    another.
+    Prompts are cut anywhere except within images whose tokens attend to each other, and except where a prompt's padding
+    next to longer rows would exceed its slot of `max_length` tokens. The parts' logits concatenate to the call's.
     """
     decoding, prompts = packed.decoding_tokens, packed.prompts
     if parts <= 1 or not len(packed.places):
@@ -67,7 +66,7 @@ def split_packed(packed: PackedCall, parts: int, max_length: int) -> list[Packed
 
 
 def gpipe_bubble(stages: int, parts: int) -> float:
-    """Return the share of a stage's steps that it is idle, by GPipe's formula (p - 1) / (m + p - 1)."""
+    """Return the idle share of a stage's steps by GPipe's formula, (p - 1) / (m + p - 1)."""
     return (stages - 1) / (parts + stages - 1)
 
 
@@ -86,7 +85,7 @@ def _tokens(call: Call, first: int, stop: int) -> Call:
 
 
 def _whole(prompts: Call, cut: int, max_length: int) -> int:
-    """Return where to cut the tokens of all rows: at `cut`, or next to what is not to be cut there."""
+    """Return where to cut the tokens of all rows: at `cut`, or next to tokens that must not be split there."""
     ends = np.cumsum(prompts.counts)
     row = int(np.searchsorted(ends, cut, side="right"))
     start, first = int(prompts.starts[row]), int(ends[row] - prompts.counts[row])
@@ -99,9 +98,9 @@ def _whole(prompts: Call, cut: int, max_length: int) -> int:
 
 
 def _part(packed: PackedCall, start: int, stop: int, decoding: int) -> PackedCall:
-    """Return a packed call of the same rows that decode, and of tokens `start` to `stop` of its prompts.
+    """Return a packed call of the same decoding rows and of tokens `start` to `stop` of the prompts.
 
-    decoding: tokens before the prompts' in the call that `logit_index` is of.
+    decoding: tokens before the prompts' in the call that `logit_index` refers to.
     """
     prompts = packed.prompts
     before = np.cumsum(prompts.counts) - prompts.counts

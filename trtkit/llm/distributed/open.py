@@ -1,4 +1,4 @@
-"""Open a bundle of several ranks: start the others, or join those that a launcher started."""
+"""Open a bundle of several ranks: start the other ranks, or join those that a launcher started."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def open_distributed(bundle: Bundle, options: OpenOptions) -> DistributedDecoder:
     """Open rank 0 of a bundle of several ranks. Under a launcher such as torchrun, every other rank serves and exits.
 
-    Raises RequestError where the launcher's ranks are not as many as the bundle's, RankError where a rank fails.
+    Raises RequestError if the launcher started another number of ranks than the bundle has, RankError if a rank fails.
     """
     count, launched = bundle.manifest.grid.ranks, launched_count()
     if launched is None:
@@ -45,7 +45,7 @@ def open_distributed(bundle: Bundle, options: OpenOptions) -> DistributedDecoder
 
 
 def serve_rank(bundle: Bundle, options: OpenOptions, world: World) -> None:
-    """Be a rank but the first until rank 0 closes. Raises the fault of a rank that failed."""
+    """Serve as a rank other than 0 until rank 0 closes. Raises the fault of a rank that failed."""
     group = RankGroup(world)
     runner, _ = _runner(bundle, options, group)
     serve(group, runner)
@@ -63,7 +63,7 @@ def _open(bundle: Bundle, options: OpenOptions, group: RankGroup) -> Distributed
     except BaseException:
         group.close()
         raise
-    for size in (2, 1):  # the profiles, in an order that is the same on every rank
+    for size in (2, 1):  # one call per profile, in the same order on every rank
         decoder.check(Call(0, np.ones((1, size), np.int64), np.zeros(1, np.int64), np.full(1, size)))
     return decoder
 

@@ -1,4 +1,4 @@
-"""Every rank but the first: do what rank 0 says until it says that it is over."""
+"""Every rank but the first: carries out rank 0's messages until it closes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 def serve(group: RankGroup, runner: StageRunner) -> None:
-    """Do what rank 0 says. The engine is released before the group ends. Raises the fault of a rank that failed."""
+    """Carry out rank 0's messages.
+
+    The engine is released before the group ends. Raises the fault of a rank that failed.
+    """
     server = _Server(group, runner)
     try:
         message = None
@@ -48,7 +51,7 @@ class _Server:
         self._blocks: CacheBlocks | None = None
 
     def do(self, message: Message) -> None:
-        """Do this rank's share of a message."""
+        """Carry out this rank's share of a message."""
         execution = self._runner.execution
         match message.name:
             case "forward" | "check":
@@ -75,7 +78,7 @@ class _Server:
                 pass
 
     def _change_cache(self, message: Message) -> None:
-        """Do with this rank's caches what rank 0 does with its own."""
+        """Apply a cache operation of rank 0 to this rank's caches."""
         cache = self._runner.execution.cache
         match message.name:
             case "carry_out":
@@ -90,7 +93,7 @@ class _Server:
                 cache.tell(message.number("slot"), message.numbers("pages"))
 
     def _copy_blocks(self, message: Message) -> None:
-        """Send this rank's part of blocks to rank 0, or take it from there."""
+        """Send this rank's part of blocks to rank 0, or receive it."""
         if not self._runner.execution.cache.specs:  # layers without attention have nothing to copy
             return
         if self._blocks is None:

@@ -1,4 +1,4 @@
-"""What one rank runs of a call: its pipeline stage, part by part, between the stage before and the one after."""
+"""One rank's share of a call: its pipeline stage, part by part, between the previous stage and the next."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 
 COMPARE_EVERY = 64
-"""Calls between two comparisons of what the ranks' logits choose."""
-_TICK, _LOGITS = 1, 2  # tags; hidden states have 0
+"""Number of calls between two comparisons of the ranks' greedy choices."""
+_TICK, _LOGITS = 1, 2  # tags; hidden states have tag 0
 
 
 @dataclass
 class PipelineSteps:
-    """Steps of a pipeline's clock: in each, a stage runs one part of a call or is idle.
+    """A pipeline's clock: in each step, a stage runs one part of a call or is idle.
 
-    total: until the last stage was done. busy: of one stage.
+    total: steps until the last stage was done. busy: steps in which a stage worked.
     """
 
     total: int = 0
@@ -42,15 +42,15 @@ class PipelineSteps:
 
     @property
     def idle_share(self) -> float:
-        """The bubble: the share of its steps that a stage was idle."""
+        """The bubble: the share of steps that a stage was idle."""
         return 1 - self.busy / self.total if self.total else 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class GridPosition:
-    """Where a rank is in the grid. members: the ranks of its stage, to compare logits; None if there is only this one.
+    """A rank's position in the grid. members: its stage's ranks, to compare logits; None if there is only one.
 
-    parts: in how many parts to run a call; None for what suits the call.
+    parts: number of parts per call; None for automatic.
     """
 
     rank: int
@@ -60,17 +60,17 @@ class GridPosition:
 
     @property
     def stage(self) -> int:
-        """Which pipeline stage."""
+        """Index of the pipeline stage."""
         return self.rank // self.grid.stage_ranks
 
     @property
     def is_last(self) -> bool:
-        """Whether the stage gives logits."""
+        """Whether the stage outputs logits."""
         return self.stage == self.grid.pipeline - 1
 
 
 class StageRunner:
-    """A rank's share of every call."""
+    """Runs a rank's share of every call."""
 
     def __init__(self, execution: RankExecution, channel: Channel, position: GridPosition) -> None:
         self.execution, self._channel, self._place = execution, channel, position
@@ -78,7 +78,7 @@ class StageRunner:
         self.steps = PipelineSteps()
 
     def forward(self, call: Call) -> torch.Tensor | None:
-        """Run the stage; return fp32 logits on the last one. Raises RankError where ranks choose different tokens."""
+        """Run the stage; return fp32 logits on the last one. Raises RankError if ranks choose different tokens."""
         return self._compared(lambda: self._run(call))
 
     def forward_packed(self, packed: PackedCall) -> torch.Tensor | None:
@@ -86,10 +86,10 @@ class StageRunner:
         return self._compared(lambda: self._run_packed(packed))
 
     def _compared(self, run: Callable[[], torch.Tensor | None]) -> torch.Tensor | None:
-        """Return the logits of a call, compared with the other ranks' now and then."""
+        """Return the logits of a call, compared with the other ranks' at intervals."""
         members = self._place.members
         if members is not None and self._calls == 0:
-            members.timeout_s = COLLECTIVE_TIMEOUT_S  # the start may take longer: weights are read then
+            members.timeout_s = COLLECTIVE_TIMEOUT_S  # the first calls may take longer, as weights are read then
         logits = run()
         if logits is not None and members is not None and self._calls % COMPARE_EVERY == 0:
             check_choices(logits, members, self._first_rank)
@@ -97,17 +97,17 @@ class StageRunner:
         return logits
 
     def check(self, call: Call) -> torch.Tensor | None:
-        """Run a call at the start. Raises RankError where the ranks' logits differ, or are not finite."""
+        """Run a call when the bundle opens. Raises RankError if the ranks' logits differ or are not finite."""
         logits = self._run(call)
         if logits is not None and self._place.members is not None:
             check_values(logits, self._place.members, self._first_rank)
         return logits
 
     def send_logits(self, logits: torch.Tensor) -> None:
-        """Send rank 0 the logits, and how long the pipeline took."""
+        """Send rank 0 the logits and the pipeline's clock."""
         if self._place.rank == self._first_rank:
             sends = [self._channel.send(0, torch.tensor([self.steps.total]), _TICK)]
-            if logits.numel():  # a call that ends no prompt may have none
+            if logits.numel():  # a call that completes no prompt may have none
                 sends.append(self._channel.send(0, logits.cpu().contiguous(), _LOGITS))
             self._channel.finish(sends)
 
@@ -128,13 +128,13 @@ class StageRunner:
         return self._place.grid.stage_members(self._place.rank).start
 
     def _run(self, call: Call) -> torch.Tensor | None:
-        """Run the stage on a call of one kind; return the logits of the last stage."""
+        """Run the stage on a plain call; return the logits on the last stage."""
         parts = split(call, self._parts(call.ids.shape[1] > 1, call.ids.size))
         outputs = self._run_parts(parts, self.execution.forward)
         return join(call, parts, outputs, has_all_logits=self.execution.has_all_logits) if outputs else None
 
     def _run_packed(self, packed: PackedCall) -> torch.Tensor | None:
-        """Run the stage on a packed call; return the logits of the last stage."""
+        """Run the stage on a packed call; return the logits on the last stage."""
         runs = self.execution.packed
         assert runs is not None
         count = self._parts(packed.places.size > 0, packed.tokens)
@@ -143,14 +143,14 @@ class StageRunner:
         return torch.cat(outputs) if outputs else None
 
     def _parts(self, reads_prompts: bool, tokens: int) -> int:
-        """Return in how many parts to run a call of `tokens` new tokens."""
+        """Return the number of parts for a call of `tokens` new tokens."""
         stages, parts = self._place.grid.pipeline, self._place.parts
         if stages == 1:
             return 1
         return parts_of(reads_prompts, tokens, stages) if parts is None else parts
 
     def _run_parts(self, parts: Sequence[AnyCall], run: Callable[[AnyCall], torch.Tensor]) -> list[torch.Tensor]:
-        """Run the stage on each part in turn; return what each gives, of the last stage only."""
+        """Run the stage on each part in turn; return the logits of the parts on the last stage."""
         outputs: list[torch.Tensor] = []
         sends: list[Work] = []
         tick = 0
@@ -166,7 +166,7 @@ class StageRunner:
         return outputs
 
     def _with_hidden(self, part: AnyCall, tick: int) -> tuple[AnyCall, int]:
-        """Return a part with what the stage before made of it, and the pipeline's clock."""
+        """Return a part with the previous stage's output, and the pipeline's clock."""
         spec = self.execution.hidden
         if spec is None:
             return part, tick
@@ -177,21 +177,24 @@ class StageRunner:
         return replace(part, hidden=hidden), max(tick, sent)
 
     def _send_hidden(self, output: torch.Tensor, tick: int) -> list[Work]:
-        """Begin to send the next stage a copy of the hidden states: the next part is computed where they are."""
+        """Start sending the next stage a copy of the hidden states, whose memory the next part will overwrite."""
         target = self._place.rank + self._place.grid.stage_ranks
         state = output.to("cpu", copy=True).contiguous()
         return [self._channel.send(target, state), self._channel.send(target, torch.tensor([tick]), _TICK)]
 
 
 _TOLERANCE = 0.02
-"""Relative RMS of logits between ranks at the start: kernels may differ by GPU, collectives that do nothing do more."""
+"""Relative RMS tolerance of logits between ranks when they open:
+
+kernels may differ by GPU; a broken collective differs by more.
+"""
 _FIX = "restart; if it happens again, see whether every rank has the same engine files, GPU and NCCL"
 
 
 def check_choices(logits: torch.Tensor, members: Rank, first_rank: int) -> None:
-    """Raise RankError where another rank's logits [..., V] choose another token. Every rank of the stage calls this.
+    """Raise RankError if another rank's logits [..., V] choose another token. Every rank of the stage calls this.
 
-    first_rank: of the stage.
+    first_rank: the first rank of the stage.
     """
     every = members.exchange("logits", logits.argmax(-1).reshape(-1).cpu())
     for rank, choices in enumerate(every):
@@ -206,7 +209,7 @@ def check_choices(logits: torch.Tensor, members: Rank, first_rank: int) -> None:
 
 
 def check_values(logits: torch.Tensor, members: Rank, first_rank: int) -> None:
-    """Raise RankError where the ranks' logits are not finite, or differ. Every rank of the stage calls this."""
+    """Raise RankError if the ranks' logits differ or are not finite. Every rank of the stage calls this."""
     every = members.exchange("logits", logits.cpu())
     for rank, other in enumerate(every):
         if not other.isfinite().all():

@@ -1,7 +1,7 @@
-"""A thread of every rank that notices when another one is gone, hangs or has failed.
+"""A thread of every rank that notices when another rank is lost, hangs or has failed.
 
-Each rank writes a number into the store every second; one whose number stays the same does not answer. The first fault
-that anybody notices is written there, too, so that all ranks report the same one.
+Each rank writes a counter into the store every second; a rank whose counter stands still does not answer. The first
+fault that any rank notices is written there, too, so that all ranks report the same one.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from trtkit.llm.distributed.world import World
 
 SILENCE_S, OPENING_SILENCE_S = 5.0, 60.0
-"""After this long without a beat a rank counts as hung. A rank that reads its weights may be kept from its beats."""
+"""Seconds without a heartbeat after which a rank counts as hung; longer while it reads its weights."""
 _BEAT_S, _POLL_S = 1.0, 0.1
 _FAULT = "fault"
 
 
 class Watch:
-    """What rank 0 or another one knows of the others.
+    """A rank's knowledge of the others.
 
-    silence_s: after this long without a beat a rank counts as hung. exited: returns the error of a child process that
-    has ended, None while all run. on_fault: called once, from the thread, when a fault is known; it lets go of whatever
-    waits for the rank that is gone.
+    silence_s: seconds without a heartbeat after which a rank counts as hung. exited: returns the error of a child
+    process that has ended, None while all run. on_fault: called once, from the thread, when a fault is known; it
+    releases whatever waits for the lost rank.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Watch:
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until every rank has begun. Raises RankError if some do not, and the fault of one that failed."""
+        """Wait until every rank has started. Raises RankError if some do not, and the fault of one that failed."""
         end = time.monotonic() + timeout_s
         waiting = self._others
         while waiting := [rank for rank in waiting if not self._store.check([_beat(rank)])]:
@@ -65,19 +65,19 @@ class Watch:
             raise self.fault
 
     def report(self, error: TrtkitError) -> TrtkitError:
-        """Let all ranks know of a fault; return the first that anybody reported."""
+        """Publish a fault to all ranks; return the first one that any rank reported."""
         data = json.dumps({"rank": self._world.rank, **error_to_json(error)})
         try:
             data = self._store.compare_set(_FAULT, "", data).decode()
-        except RuntimeError:  # the store is gone, and with it rank 0
+        except RuntimeError:  # the store is lost, and rank 0 with it
             return error
         return _fault(data)
 
     def cause(self, error: BaseException) -> TrtkitError:
         """Return the fault that made an operation between ranks fail.
 
-        It may be known a little later: a connection ends at once, silence is noticed after some seconds. An operation
-        whose time was up has waited for longer than that.
+        It may become known a little later: a closed connection is noticed at once, silence after some seconds. An
+        operation that timed out has waited for longer than that.
         """
         self._known.wait(_BEAT_S if "imed out" in str(error) else self.silence_s + 2 * _BEAT_S)
         if self.fault is not None:
@@ -104,7 +104,7 @@ class Watch:
                 return
 
     def _look(self, beat: int | None) -> TrtkitError | None:
-        """Beat, if it is time, and return the fault that is known now."""
+        """Send a heartbeat if it is due, and return the fault that is known now."""
         try:
             fault = self._exited()
             if fault is not None:
@@ -120,9 +120,9 @@ class Watch:
         return None if silent is None else self.report(silent)
 
     def _silent(self) -> TrtkitError | None:
-        """Return the fault of a rank that has not beaten for too long."""
+        """Return the fault of a rank whose heartbeat has stopped."""
         now, last = time.monotonic(), max(seen for _, seen in self._beats.values())
-        was_asleep = now - last > 2 * self.silence_s  # this process was, since it has heard nobody
+        was_asleep = now - last > 2 * self.silence_s  # no rank was heard: this process itself was suspended
         beats = self._store.multi_get([_beat(rank) for rank in self._others])
         for rank, beat in zip(self._others, beats, strict=True):
             known, seen = self._beats[rank]
@@ -139,7 +139,7 @@ def _beat(rank: int) -> str:
 
 
 def _fault(data: str) -> TrtkitError:
-    """Return a reported fault; one of another rank's own says whose it is."""
+    """Return a reported fault, with the rank it came from."""
     stated = json.loads(data)
     error = error_from_json(stated)
     if not isinstance(error, RankError):

@@ -1,4 +1,4 @@
-"""Which process of how many this is, and where they meet."""
+"""This process's rank, the number of ranks, and how they meet."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CONNECT_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """A rank's place among `count` processes.
+    """A rank among `count` processes.
 
-    local_rank: its number on this machine, which is its GPU. store: what all ranks read and write. host: the address
-    that ranks listen on; empty for the one that the machine's name resolves to. is_launched: whether a launcher such as
-    torchrun started the ranks; otherwise rank 0 did.
+    local_rank: its number on this machine, which is also its GPU's. store: shared by all ranks. host: address that
+    ranks listen on; empty for that of the machine's name. is_launched: whether a launcher such as torchrun started the
+    ranks rather than rank 0.
     """
 
     rank: int
@@ -38,7 +38,7 @@ class World:
     is_launched: bool
 
     def group(self, name: str, ranks: range) -> GlooGroup:
-        """Return a gloo group of `ranks`, of which this is one; all of them call this at about the same time."""
+        """Return a gloo group of `ranks`, which include this one; all of them must call this at about the same time."""
         from torch._C._distributed_c10d import PrefixStore
 
         store = PrefixStore(f"{name} {ranks.start}", self.store)
@@ -53,12 +53,12 @@ def launched_count() -> int | None:
 
 
 def launched_rank() -> int:
-    """Return which of the launched ranks this is; 0 without a launcher."""
+    """Return this process's rank under a launcher; 0 without one."""
     return 0 if launched_count() is None else int(os.environ["RANK"])
 
 
 def launched_world() -> World:
-    """Return the world that the launcher states in the environment.
+    """Return the world that the launcher describes in the environment.
 
     Raises RequestError on rank 0 the second time: the other ranks serve one bundle and exit.
     """
@@ -75,7 +75,7 @@ def launched_world() -> World:
 
 
 def host_world(count: int) -> tuple[World, int]:
-    """Return rank 0 of a world of this machine's processes, and the port of its store, on the loopback address."""
+    """Return rank 0 of a world of processes on this machine, and the port of its store on the loopback address."""
     from torch._C._distributed_c10d import TCPStore
 
     listener = socket.socket()
@@ -87,7 +87,7 @@ def host_world(count: int) -> tuple[World, int]:
 
 
 def member_world(rank: int, count: int, port: int) -> World:
-    """Return another rank of the world that `host_world` began."""
+    """Return another rank of the world that `host_world` created."""
     from torch._C._distributed_c10d import TCPStore
 
     return World(rank, count, rank, TCPStore(LOOPBACK, port, is_master=False), LOOPBACK, is_launched=False)
@@ -95,7 +95,7 @@ def member_world(rank: int, count: int, port: int) -> World:
 
 @cache
 def _rendezvous() -> tuple[Store, int, int]:
-    """Return the launcher's store, once a process: rank 0 may hold its port."""
+    """Return the launcher's store, created once per process, since rank 0 may own its port."""
     from torch.distributed import rendezvous  # type: ignore[attr-defined]
 
     store, rank, count = next(rendezvous("env://"))

@@ -1,4 +1,4 @@
-"""The matrices of resident LoRA adapters, in memory that the network reads as inputs."""
+"""Matrices of resident LoRA adapters, in memory that the network reads as inputs."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     Matrices = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
 NOBODY = -1
-"""Whose a rank is that no adapter has."""
+"""`AdapterMemory` rows that no adapter owns."""
 
 
 class AdapterMemory:
-    """Rows of rank for all adapters together, `most` of them, allocated once. Any rows can be an adapter's.
+    """Rows shared by all adapters, `most` of them, allocated once; an adapter may own any rows.
 
-    arrays: [most, ...] by the input that reads the first of them.
-    stream: of a device, which works on them in turn; None: the caller's own memory and time. share_of: what a rank of a
-    grid has of a layer's matrices; None if it has all.
+    arrays: [most, ...] by the input that reads their first rows. stream: of a device; operations run on it in order.
+    None for the caller's own memory and time. share_of: this rank's share of a layer's matrices in a grid; None for all
+    of them.
     """
 
     share_of: Callable[[str], MatrixShare] | None = None
@@ -51,7 +51,7 @@ class AdapterMemory:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the matrices."""
+        """Data type of the matrices."""
         return next(array.dtype for name, array in self.arrays.items() if name != RANK_OWNERS)
 
     @property
@@ -61,16 +61,16 @@ class AdapterMemory:
 
     @property
     def ranks(self) -> int:
-        """How many rows a call reads."""
+        """Number of rows that a call reads."""
         used = np.flatnonzero(self._owners != NOBODY)
         return rank_window(int(used[-1]) + 1, self.most) if used.size else 0
 
     def view(self, ranks: int) -> dict[str, torch.Tensor]:
-        """Return the first rows of each input, by its name."""
+        """Return the first rows of each input, by name."""
         return {name: array[:ranks] for name, array in self.arrays.items()}
 
     def write(self, rows: Sequence[int], adapter: int, matrices: Matrices) -> None:
-        """Let `rows` be an adapter's. matrices: a [r, in] and b [r, out] by layer, of at most as many ranks."""
+        """Write an adapter into `rows`. matrices: a [r, in] and b [r, out] by layer, of at most `len(rows)` ranks."""
         index = torch.tensor(rows)
         for spec in self.specs:
             end = next((end for end in LORA_ENDS if spec.name.endswith(end)), None)
@@ -85,7 +85,7 @@ class AdapterMemory:
         self._own(rows, adapter)
 
     def erase(self, rows: Sequence[int]) -> None:
-        """Let `rows` be nobody's."""
+        """Clear `rows`."""
         self._own(rows, NOBODY)
 
     def _own(self, rows: Sequence[int], owner: int) -> None:
@@ -93,7 +93,7 @@ class AdapterMemory:
         self._put(self.arrays[RANK_OWNERS], torch.tensor(rows), torch.full((len(rows),), owner, dtype=torch.int32))
 
     def _share(self, path: str, matrix: torch.Tensor, *, is_input: bool) -> torch.Tensor:
-        """Return what this rank of a grid has of a matrix [r, in] or [r, out]."""
+        """Return this rank's share of a matrix [r, in] or [r, out]."""
         if self.share_of is None:
             return matrix
         outputs, inputs = self.share_of(path)

@@ -1,4 +1,4 @@
-"""What pages of caches take, by the inputs of a network."""
+"""Sizes of paged caches, from a network's inputs."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
 
 def page_tokens_of(specs: Iterable[InputSpec], context: Share = WHOLE) -> int | None:
-    """Return how many tokens a page of a network's caches holds, None if they are linear.
+    """Return how many tokens a page of a network's caches holds; None if the caches are linear.
 
-    context: that of the network's rank, whose part of a page the network knows.
+    context: the share of positions of the network's rank, which is the part of a page that the network sees.
     """
     pools = (spec for spec in specs if spec.axes and spec.axes[0].role == "pages")
     return next((spec.size_of("page_tokens") * context.count for spec in pools), None)
 
 
 def copies_pages(specs: Iterable[InputSpec]) -> bool:
-    """Whether a network's attention reads copies of pages: of all rows as many as the longest has.
+    """Whether a network's attention reads copies of pages, for all rows as many as the longest row has.
 
-    Else it reads pages where they are, and of each row its own; see `DecoderOptions.has_pages_in_place`.
+    Otherwise it reads each row's own pages in place; see `DecoderOptions.has_pages_in_place`.
     """
     return any(axis.role == "kv_window" for spec in specs for axis in spec.axes)
 
 
 def bytes_of_page(specs: Iterable[InputSpec]) -> int:
-    """Return how many bytes a page has in the pools of all layers."""
+    """Return the bytes of a page in the pools of all layers."""
     pools = [spec for spec in specs if spec.axes and spec.axes[0].role == "pages"]
     return sum(math.prod(spec.shape[1:]) * DTYPES[spec.dtype].bits // 8 for spec in pools)
 
 
 def with_speculator(specs: Iterable[InputSpec], others: Iterable[InputSpec]) -> list[InputSpec]:
-    """Return a network's inputs and the caches of its draft head's, `others`, of which some may be the network's."""
+    """Return a network's inputs and the caches among `others`, its draft head's inputs, each cache once."""
     specs = list(specs)
     names = {spec.name for spec in specs}
     return [*specs, *(spec for spec in others if spec.is_kept and spec.name not in names)]

@@ -1,4 +1,4 @@
-"""Where tokens lie in caches, and how what is there is copied."""
+"""Locations of tokens in caches, and copies between them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from trtkit.llm.sequences import Ints
 
 Place = tuple["Ints", "Ints"]
-"""Indices of the first axis of caches and of that of tokens, [R] int64 each."""
+"""Indices of the first axis of caches and of the token axis, [R] int64 each."""
 
 
 @dataclass(frozen=True, eq=False)
 class NewTokens:
-    """Where a call's tokens are written: each row's at its start.
+    """Where a call's tokens are written: from each row's start on.
 
-    slots, starts, counts: [R] int64, where the caches are. table: [R, n], the rows' pages, if caches are paged; of rows
-    of one token, the page of each is enough.
+    slots, starts, counts: [R] int64, on the caches' device. table: [R, n], the rows' pages if caches are paged; for
+    rows of one token, [R, 1] is enough.
     """
 
     slots: torch.Tensor
@@ -33,7 +33,7 @@ class NewTokens:
 
 
 def copy_places(arrays: Sequence[torch.Tensor], source: Place, target: Place) -> None:
-    """Copy tokens within caches [slots or pages, K, T, H], with indices on the stream that runs this."""
+    """Copy tokens within caches [slots or pages, K, T, H], with indices on the current stream."""
     device = arrays[0].device
     (rows, positions), (new_rows, new_places) = (
         [to_device(array, device) for array in pair] for pair in (source, target)
@@ -43,5 +43,5 @@ def copy_places(arrays: Sequence[torch.Tensor], source: Place, target: Place) ->
 
 
 def codes(array: torch.Tensor) -> torch.Tensor:
-    """Return values in eight bits as integers, which torch can gather and scatter."""
+    """Return 8-bit values as integers, which torch can gather and scatter."""
     return array.view(torch.int8) if array.dtype.itemsize == 1 else array

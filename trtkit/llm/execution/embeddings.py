@@ -1,4 +1,4 @@
-"""The token embedding table of a decoder that takes vectors: a file that is mapped, of which each call reads rows."""
+"""The token embedding table of a decoder that takes vectors: a mapped file, of which each call reads rows."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class TokenEmbeddings:
-    """From a call's tokens to `inputs_embeds`. table: [V, D] in the engine's type."""
+    """Turns a call's tokens into `inputs_embeds`. table: [V, D] in the engine's type."""
 
     def __init__(self, table: torch.Tensor) -> None:
         self.table = table
 
     def inputs(self, call: Call, spec: InputSpec) -> torch.Tensor:
-        """Return [R, S, D]: rows of the table, and a prompt's own vectors where it has some.
+        """Return [R, S, D]: rows of the table, with a prompt's own vectors in place of its placeholders.
 
-        spec: the network's input; if it is wider than the table, rows of the table are followed by zeros.
+        spec: the network's input; if it is wider than the table, rows are padded with zeros.
         """
         vectors = self.table[torch.from_numpy(call.ids)]
         vectors = torch.nn.functional.pad(vectors, (0, spec.size_of("hidden_size") - vectors.shape[-1]))
@@ -37,7 +37,7 @@ class TokenEmbeddings:
 
 
 def bundle_embeddings(folder: Path) -> TokenEmbeddings | None:
-    """Map the table of a bundle, None if its engine takes ids. Raises GenerationError where it cannot be read."""
+    """Map a bundle's table; None if its engine takes ids. Raises GenerationError if it cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     path = folder / EMBEDDINGS

@@ -1,4 +1,4 @@
-"""Blocks of cached tokens on their way to host memory and back, while the engine computes."""
+"""Copies of cached blocks to host memory and back while the engine computes."""
 
 from __future__ import annotations
 
@@ -18,57 +18,57 @@ if TYPE_CHECKING:
     from trtkit.llm.execution.saved import CacheForm
     from trtkit.runtime.device import Event, Stream
 
-_BUFFERS = 4  # some are filled while others are emptied
+_BUFFERS = 4  # some are filled while others are drained
 _STAGED_BYTES = STAGED_BYTES // _BUFFERS
 
 
 class CacheBlocks(Protocol):
-    """The caches of `tokens` neighbouring tokens of all layers, as `size_bytes` bytes, by number of their place."""
+    """Caches of `tokens` consecutive tokens of all layers, as blocks of `size_bytes` bytes with a number each."""
 
     tokens: int
     size_bytes: int
 
     def last_copy(self) -> tuple[float, int] | None:
-        """Return the seconds and the bytes of the last copy to the host, once, if the device has measured them."""
+        """Return the seconds and bytes of the last copy to the host, once, if the device has measured them."""
         ...
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether `save` and `load` return when everything has been copied."""
+        """Whether `save` and `load` return only when everything has been copied."""
         ...
 
     def places(self, slot: int, first: int, count: int) -> list[int]:
-        """Return where a slot's blocks are, from its block `first` on."""
+        """Return the numbers of a slot's blocks, from its block `first` on."""
         ...
 
     def save(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], bool]:
-        """Copy blocks to host memory, each [size_bytes] uint8; return what says whether that is done.
+        """Copy blocks to host memory, each [size_bytes] uint8; return a function that tells whether that is done.
 
-        Who overwrites the blocks next waits for it where that is needed, and so does who loads the rows.
+        Whatever overwrites the blocks or loads the rows next waits for the copy if necessary.
         """
         ...
 
     def load(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], None]:
-        """Copy blocks from host memory; return what lets the device's next work find them, which the host awaits never.
+        """Copy blocks from host memory; return a function that makes the device's next work, not the host, wait.
 
-        Only other copies, or who waits for `settle`, may change the rows then.
+        Until then, only other copies, or callers of `settle`, may change the rows.
         """
         ...
 
     def settle(self) -> None:
-        """Wait until no copy needs the rows that were given."""
+        """Wait until no copy uses the given rows any more."""
         ...
 
     def memory(self, count: int) -> torch.Tensor:
-        """Return host memory for so many blocks, [count, size_bytes] uint8."""
+        """Return host memory for `count` blocks, [count, size_bytes] uint8."""
         ...
 
 
 class LocalBlocks:
     """A CacheBlocks of one rank.
 
-    form: of one block. arrays: linear ones [slots, K, blocks, tokens, H], or pools [P, K, tokens, H], by name.
-    stream: of a device, which copies on another stream meanwhile; None if caches are in the host's memory themselves.
+    form: of one block. arrays: linear ones [slots, K, blocks, tokens, H], or pools [P, K, tokens, H], by name. stream:
+    of a device, which copies on another stream meanwhile; None if the caches are in host memory themselves.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class LocalBlocks:
             self._buffers = [stream.empty(shape, torch.uint8) for _ in range(_BUFFERS)]
             self._free: list[Event | None] = [None] * _BUFFERS
             self._turn = 0
-            self._loaded = stream.empty(shape, torch.uint8)  # of loads, which follow each other on one stream
+            self._loaded = stream.empty(shape, torch.uint8)  # for loads, which follow each other on one stream
         self._timed: tuple[Event, Event, int] | None = None
 
     def last_copy(self) -> tuple[float, int] | None:
-        """Return what the last copy to the host took; see CacheBlocks."""
+        """Return the duration of the last copy to the host; see CacheBlocks."""
         if self._timed is None or not self._timed[1].is_past():
             return None
         (begin, end, size), self._timed = self._timed, None
@@ -102,11 +102,11 @@ class LocalBlocks:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether caches are in the host's memory themselves."""
+        """Whether the caches are in host memory themselves."""
         return self._stream is None
 
     def places(self, slot: int, first: int, count: int) -> list[int]:
-        """Return where a slot's blocks are: pages, or numbers over all slots."""
+        """Return the numbers of a slot's blocks: pages, or indices over all slots."""
         if self._table is not None:
             pages: list[int] = self._table[slot, first : first + count].tolist()
             return pages
@@ -138,7 +138,7 @@ class LocalBlocks:
         if stream is None:
             self._unpack(positions, torch.stack(list(rows)))
             return lambda: None
-        self._copies.wait(stream.record())  # what reads and writes these places until now
+        self._copies.wait(stream.record())  # earlier reads and writes of these blocks
         for start in range(0, len(positions), self._staged):
             part = slice(start, start + self._staged)
             buffer = self._loaded[: len(positions[part])]
@@ -152,18 +152,18 @@ class LocalBlocks:
         return arrive
 
     def settle(self) -> None:
-        """Wait until no copy needs the rows that were given."""
+        """Wait until no copy uses the given rows any more."""
         if self._stream is not None:
             self._copies.synchronize()
 
     def memory(self, count: int) -> torch.Tensor:
-        """Return host memory for so many blocks."""
+        """Return host memory for `count` blocks."""
         size = count * self.size_bytes
         memory = torch.empty(size, dtype=torch.uint8) if self._stream is None else self._stream.host_memory(size)
         return memory.view(count, self.size_bytes)
 
     def _buffer(self, count: int, user: Stream) -> torch.Tensor:
-        """Return the next buffer for `user`, which waits until nobody needs what is in it."""
+        """Return the next buffer for the stream `user`, which waits until the buffer is free."""
         self._turn = (self._turn + 1) % _BUFFERS
         free = self._free[self._turn]
         if free is not None:
@@ -171,13 +171,13 @@ class LocalBlocks:
         return self._buffers[self._turn][:count]
 
     def _pack(self, positions: Sequence[int], buffer: torch.Tensor) -> None:
-        """Write blocks to `buffer` [N, size_bytes]."""
+        """Copy blocks into `buffer` [N, size_bytes]."""
         index = self._index(positions, buffer.device)
         for name, view in self._form.block_views(buffer).items():
             view.copy_(self._arrays[name][index])
 
     def _unpack(self, positions: Sequence[int], buffer: torch.Tensor) -> None:
-        """Write blocks of `buffer` [N, size_bytes] to their places."""
+        """Copy blocks from `buffer` [N, size_bytes] into the caches."""
         index = self._index(positions, buffer.device)
         for name, view in self._form.block_views(buffer).items():
             self._arrays[name][index] = view

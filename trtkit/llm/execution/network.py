@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class DecoderNetwork:
-    """A network with its weights, and what its runtime knows of it. inputs: in the network's order.
+    """A network with its weights and the facts that its runtime needs. inputs: in the network's order.
 
-    max_length: T, tokens that a slot holds. max_prefill_length: new tokens that a row may bring. embeddings: the
-    table, where the network takes vectors. has_read_only_caches: whether the network gives new keys and values, which
-    its runtime keeps. max_ranks: sum of the ranks of adapters that are resident at once. token_multiple: see
-    CallCounts. context: the share of a sequence's positions that the rank's caches hold.
+    max_length: T, tokens per slot. max_prefill_length: limit on a row's new tokens. embeddings: the table, if the
+    network takes vectors. has_read_only_caches: whether the network returns new keys and values, which its runtime
+    stores. max_ranks: limit on the ranks of all resident adapters together. token_multiple: see CallCounts. context:
+    the share of a sequence's positions in the rank's caches.
     """
 
     layers: LayerGraph
@@ -61,7 +61,10 @@ def decoder_network(
     logits: Literal["all", "last"] | None = None,
     embeddings: TokenEmbeddings | None = None,
 ) -> DecoderNetwork:
-    """Return the network that a build writes; `logits` changes what it gives. embeddings: where they are known."""
+    """Return the network that a build writes.
+
+    logits: overrides which logits it outputs. embeddings: if already read.
+    """
     weights, options = opened.weights(), llm_options(opened.config)
     if not opened.rank_spec.is_first_stage:
         embeddings = None
@@ -103,20 +106,20 @@ def speculator_network(backend: Backend, opened: OpenedDecoder) -> DecoderNetwor
 def config_network(
     config: ModelConfig, backend: str, logits: Literal["all", "last"] | None = None, quantized: Path | None = None
 ) -> DecoderNetwork:
-    """Return the network of an LLM's config, or of the checkpoint `quantized` made of its source."""
+    """Return the network of an LLM's config, or of the checkpoint `quantized` made from its source."""
     return decoder_network(load_backend(backend), open_decoder(resolve(config), quantized), logits)
 
 
 def bundle_network(bundle: Bundle, rank: int = 0, *, has_all_logits: bool = False) -> DecoderNetwork:
-    """Return the network of one rank of an LLM bundle; with all logits if requested, whatever its engine gives.
+    """Return the network of one rank of an LLM bundle; with all logits if requested, whatever its engine outputs.
 
-    Raises BundleError if its layers, or the source that it is written from again for other logits, have changed.
+    Raises BundleError if its layers have changed, or the source from which it is written again for other logits.
     """
     manifest = bundle.manifest
     layers, options, decoder = None, llm_options(manifest.config), manifest.decoder
     assert decoder is not None
     inputs = [record.spec for record in manifest.stages[-1].networks[rank].inputs]
-    gives_all = options.logits == "all" or takes_packed_calls(inputs)  # of any tokens that a call names
+    gives_all = options.logits == "all" or takes_packed_calls(inputs)  # packed: of the tokens that a call names
     if not has_all_logits or gives_all:
         layers = bundle.layers(rank=rank)
     if layers is None:
@@ -160,12 +163,12 @@ def written_network(bundle: Bundle, rank: int = 0, logits: Literal["all", "last"
 
 
 def written_speculator_network(bundle: Bundle) -> DecoderNetwork:
-    """Return the same, written again. Raises BundleError if the source has changed."""
+    """Return a draft head's network, written again from its source. Raises BundleError if the source has changed."""
     return speculator_network(load_backend(bundle.manifest.backend.name), _opened(bundle, 0))
 
 
 def _opened(bundle: Bundle, rank: int) -> OpenedDecoder:
-    """Open what a bundle was built from."""
+    """Open the source that a bundle was built from."""
     config = bundle.manifest.config
     bundle.check_sources({file.sha256 for file in digest_model(config)})
     return open_decoder(resolve(config), bundle.quantized_path, rank)

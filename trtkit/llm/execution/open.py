@@ -25,13 +25,13 @@ def open_execution(
     slots: int | None = None,
     how: ExecutionOptions = DEFAULT_EXECUTION,
 ) -> DecoderExecution:
-    """Open an LLM bundle to run it. slots: sequences at once, the engine's `llm.max_batch_size` by default.
+    """Open an LLM bundle to run it. slots: concurrent sequences, by default the engine's `llm.max_batch_size`.
 
-    A bundle of several ranks runs as as many processes, which this one starts, or which a launcher such as torchrun has
-    started; a launched process that is not rank 0 serves until rank 0 closes, and exits.
+    A bundle of several ranks runs in as many processes, which this one starts, or which a launcher such as torchrun has
+    started; a launched process other than rank 0 serves until rank 0 closes, and exits.
 
-    Raises GenerationError for a bundle of no LLM and for TensorRT without a GPU, RequestError for slots that the
-    engine does not have, BundleError where the bundle's files or its source have changed, RankError where a rank fails.
+    Raises GenerationError if the bundle is not an LLM's or TensorRT has no GPU, RequestError for more slots than the
+    engine has, BundleError if the bundle's files or its source have changed, RankError if a rank fails.
     """
     if bundle.manifest.interface != "tokens":
         what = "the bundle does not hold a language model"
@@ -52,7 +52,7 @@ def open_execution(
 
 
 def cache_model(bundle: Bundle) -> str:
-    """Return what a model's caches are named after: weights, precision and rotary tables, not the engine's sizes."""
+    """Return the identity of a model's caches: weights, precision and rotary tables, but not the engine's sizes."""
     facts = [weights_digest(bundle.manifest), *map(str, rope_lengths(bundle))]
     return sha256("\n".join(facts).encode()).hexdigest()
 
@@ -64,13 +64,13 @@ def weights_digest(manifest: Manifest) -> str:
 
 
 def rope_lengths(bundle: Bundle) -> list[int]:
-    """Return what rotary tables depend on of the length of slots (LongRoPE, dynamic NTK), sorted."""
+    """Return the slot lengths that rotary tables depend on (LongRoPE, dynamic NTK), sorted."""
     length = (bundle.manifest.config.llm or LlmOptions()).max_sequence_length
     ropes = [attention.rope for attention in read_spec(bundle.path).attentions if attention.rope is not None]
     return sorted({counted_length(rope, length) for rope in ropes})
 
 
 def _named(execution: DecoderExecution, bundle: Bundle) -> DecoderExecution:
-    """Return a bundle's execution, its cache named after the model."""
+    """Return a bundle's execution with the model's identity set on its cache."""
     execution.cache.model = cache_model(bundle)
     return execution

@@ -1,4 +1,4 @@
-"""Where an engine writes what a call gives."""
+"""Memory for an engine's outputs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 
 class OutputMemory:
-    """Memory for logits, or for a pipeline stage's hidden states, for what a draft head reads, and for hidden states.
+    """Memory for logits or a pipeline stage's hidden states, and for the hidden states that a draft head reads.
 
-    outputs: the engine's, by name. main: the first of these. has_all_logits: whether calls give it for every token.
+    outputs: the engine's, by name. main: name of the first of these. has_all_logits: whether calls return logits of
+    every token.
     """
 
     def __init__(self, stream: Stream, outputs: Mapping[str, EngineTensor], *, has_all_logits: bool) -> None:
@@ -36,17 +37,17 @@ class OutputMemory:
 
     @property
     def vocab_size(self) -> int:
-        """The last axis of the main output."""
+        """Size of the main output's last axis."""
         size: int = self._outputs[self.main].shape[-1]
         return size
 
     def reserve(self, room: int, slots: int, *, is_joined: bool) -> None:
-        """Make room for calls of `room` new tokens. is_joined: whether groups of rows may run one after another."""
+        """Allocate for calls of `room` new tokens. is_joined: whether groups of rows may run one after the other."""
         self._arrays = {name: self._empty(name, room, slots) for name in self._outputs}
         self._joined = {name: self._empty(name, room, slots) for name in self._outputs} if is_joined else {}
 
     def addresses(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield where the engine is to write each output."""
+        """Yield the address at which the engine writes each output."""
         yield from self._arrays.items()
 
     def flat(self, rows: int) -> torch.Tensor:
@@ -54,13 +55,13 @@ class OutputMemory:
         return self._arrays[self.main][:rows]
 
     def join(self, members: Ints, rows: int, size: int) -> None:
-        """Put the outputs of a group, of `rows` with its padding, where those of its rows are in the whole call."""
+        """Copy a group's outputs, of `rows` rows with padding, to its rows of the whole call."""
         for name in self._outputs:
             part = self._shaped(self._arrays, name, rows, size)[: len(members)]
             self._stream.run(partial(_put, self._joined[name], members, size, part))
 
     def of(self, name: str, rows: int, size: int, *, is_joined: bool) -> torch.Tensor | None:
-        """Return an output of a call of R rows and S new tokens as [R, S, V], or [R, V] of the last ones."""
+        """Return an output of a call of R rows and S new tokens as [R, S, V], or as [R, V] of each row's last token."""
         if name not in self._outputs:
             return None
         return self._shaped(self._joined if is_joined else self._arrays, name, rows, size)

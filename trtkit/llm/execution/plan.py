@@ -1,4 +1,4 @@
-"""A decoder's engine as a file, and what its network says of it."""
+"""A decoder's engine file and the facts of its network."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class DecoderPlan:
-    """A decoder's engine, and what its network says of it. where: names it in errors.
+    """A decoder's engine and the facts of its network. where: name for errors.
 
-    embeddings: of a network that takes vectors. has_table: whether they are to be where it computes, too, so that steps
-    read the rows of tokens which the host does not know yet; ranks know all tokens.
+    embeddings: of a network that takes vectors. has_table: whether they must be on the network's device, too, so that
+    steps can look up tokens that the host does not know yet; with several ranks, the host knows all tokens.
     token_multiple: see CallCounts. context: see DecoderNetwork.
     """
 
@@ -46,7 +46,10 @@ class DecoderPlan:
 
     @classmethod
     def of(cls, bundle: Bundle, rank: int = 0, name: str = "") -> DecoderPlan:
-        """Return that of one rank of a language model's bundle. name: of another stage than the language model's."""
+        """Return the plan of one rank of a language model's bundle.
+
+        name: of a stage other than the language model's.
+        """
         stage = bundle.manifest.stage(name) if name else bundle.manifest.stages[-1]
         network = stage.networks[rank]
         file = next(record for record in bundle.manifest.engines if record.path == network.engine)
@@ -64,13 +67,13 @@ class DecoderPlan:
 
 
 def dtype_of(spec: InputSpec) -> torch.dtype:
-    """Return the type of an input in torch."""
+    """Return an input's type in torch."""
     dtype: torch.dtype = getattr(torch, DTYPES[spec.dtype].torch)
     return dtype
 
 
 def check_alignment(plan: DecoderPlan, slots: int) -> None:
-    """Raise GenerationError if the second slot's cache would not begin at an address that TensorRT takes."""
+    """Raise GenerationError if the second slot's cache would start at an address that TensorRT does not accept."""
     for spec in plan.inputs:
         slot_bytes = math.prod(spec.shape[1:]) * dtype_of(spec).itemsize
         if spec.is_kept and spec.axes[0].role == "batch" and slots > 1 and slot_bytes % ALIGNMENT:

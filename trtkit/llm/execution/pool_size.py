@@ -1,4 +1,4 @@
-"""How much memory caches take: slots, or pages of pools."""
+"""Sizes of caches: slots, or pages of pools."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PoolSize:
-    """How many pages paged caches have, as many as linear ones would take if None.
+    """Number of pages of paged caches; None for as much memory as linear ones would take.
 
-    weight_bytes: of the network that reads them, which a call reads too, however few rows it has.
-    speculator: inputs of the draft head, whose caches lie next to the model's, in its slots and pages. model:
-    the caches that a draft head's lie alongside, if these are one's.
+    weight_bytes: of the network that reads them; every call reads these, too, however few rows it has. speculator:
+    inputs of the draft head, whose caches share the model's slots and pages. model: for a draft head, the model's
+    caches.
     """
 
     pages: int | None = None
@@ -30,7 +30,7 @@ AS_LINEAR = PoolSize()
 
 @dataclass(frozen=True)
 class CacheSize:
-    """How much caches hold."""
+    """Size of a decoder's caches."""
 
     slots: int
     pool: PoolSize = AS_LINEAR

@@ -1,4 +1,4 @@
-"""A decoder on the reference executor: the very network that its engine was built from, on any machine."""
+"""A decoder on the reference executor: the network that its engine was built from, on any machine."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 class ReferenceDecoder:
-    """A RankExecution on torch. Caches are updated where they are, as the engine does.
+    """A RankExecution on torch. Caches are updated in place, as the engine does.
 
-    widen: "fp64" computes all but exactly, so that how tokens are batched cannot be told from the logits.
-    ranks: those of a network with collectives. pool: of paged caches. is_fast, kept_calls: see the executor's Options.
+    widen: "fp64" computes nearly exactly, so that logits do not show how tokens were batched. ranks: those of a network
+    with collectives. pool: size of paged caches. is_fast, kept_calls: see the executor's Options.
     """
 
     token_tile = 1
@@ -74,7 +74,7 @@ class ReferenceDecoder:
             pool=pool,
             context=network.context,
         )
-        self._own = self.cache.part(network.inputs)  # without a draft head's
+        self._own = self.cache.part(network.inputs)  # without the draft head's
         of_prompts = {output_of_prompts(spec) for spec in (*self._own.specs, *self._own.states) if spec.updated}
         self._outputs_of_decoding = [name for name in self._executor.output_names if name not in of_prompts]
         self.speculator: RankExecution | None = None
@@ -97,22 +97,22 @@ class ReferenceDecoder:
 
     @property
     def _executor(self) -> Executor:
-        """The network, compiled. Its weights are in memory."""
+        """The compiled network, with its weights in memory."""
         assert self._loaded is not None
         return self._loaded
 
     def share_cache(self, cache: KvCache) -> None:
-        """Lie in another's memory; see RankExecution."""
+        """Share another cache's memory; see RankExecution."""
         self.cache.share(cache)
         self._own = self.cache.part(self._network.inputs)
 
     def load_weights(self) -> None:
-        """Compile the network. Mapped weights are read when they are used; others are copied for the kernels."""
+        """Compile the network. Mapped weights are read when they are used; others are repacked for the kernels."""
         if self._loaded is None:
             self._loaded = Executor(self._network.layers, self._options)
 
     def unload_weights(self) -> None:
-        """Give the memory of the weights back."""
+        """Free the weights."""
         self._loaded = None
         drop_pages(self._network.layers)
 
@@ -133,7 +133,7 @@ class ReferenceDecoder:
         return output
 
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
-        """Run slots that decode and slots that read prompts at once; see DecoderExecution."""
+        """Run decoding slots and slots that read prompts in one call; see DecoderExecution."""
         packed = packed.placed(self._placed)
         for call in (packed.decode, packed.prompts):
             self.cache.advance(call)
@@ -146,8 +146,8 @@ class ReferenceDecoder:
     def _run_packed(self, packed: PackedCall) -> torch.Tensor:
         """Return logits [N, V] in fp32, or hidden states [T, D].
 
-        States, and what prompts add to caches, are kept when the network has run. A slot between those that decode may
-        read a prompt: its states are those of the prompt's row, kept last.
+        States, and the prompts' cache updates, are stored after the network has run. A slot between decoding slots may
+        read a prompt: its states are those of the prompt's row, which is stored last.
         """
         decode, kept = packed.decode, [spec for spec in self._own.specs if spec.updated]
         names = None if len(packed.places) else self._outputs_of_decoding
@@ -173,13 +173,13 @@ class ReferenceDecoder:
             self.calls.neurons.row_bytes = self._executor.rows.read_bytes
 
     def packed_inputs(self, packed: PackedCall) -> dict[str, Any]:
-        """Return every input of a packed network for a call whose tokens have their places."""
+        """Return every input of a packed network for a call whose tokens have locations."""
         feed: dict[str, Any] = {
             name: value for name, value in packed.feed(self.max_length).items() if name in self._names
         }
         decode, prompts = packed.decode, packed.prompts
         if packed.rows and (decode.ids < 0).any():
-            drawn = self.tokens[decode.slots, None].clamp(min=0).numpy()  # a row that failed draws nothing more
+            drawn = self.tokens[decode.slots, None].clamp(min=0).numpy()  # negative for a row that failed
             feed["input_ids"][: packed.decoding_tokens] = np.where(decode.ids < 0, drawn, decode.ids).reshape(-1, 1)
         if "key_positions" in self._names:
             window = decode.window(self.max_length) if packed.rows else packed.page_tokens or 1
@@ -201,7 +201,7 @@ class ReferenceDecoder:
         return packed.prompt_slots(are_neighbors=self.cache.needs_neighbors)
 
     def _run_groups(self, call: Call) -> torch.Tensor:
-        """Run the groups of a call's rows one after another; return the output of all."""
+        """Run the groups of a call's rows one after the other; return the output of all."""
         parts = [(rows, self._run(group), self.next_hidden) for rows, group in call.groups()]
         count = len(call.starts)
         if self.next_hidden is not None:
@@ -220,7 +220,7 @@ class ReferenceDecoder:
         return outputs["logits"].float() if self._gives_logits else outputs[NEXT_HIDDEN_STATES]
 
     def tensors(self, call: Call, names: set[str]) -> dict[str, torch.Tensor]:
-        """Run new tokens; return the outputs, and the tensors of these names that the network has."""
+        """Run new tokens; return the outputs and the named tensors of the network."""
         return self._executor.run(self.inputs(call), keep=names & self._executor.tensor_names)
 
     def slots_to_run(self, slots: slice) -> slice:
@@ -232,14 +232,14 @@ class ReferenceDecoder:
         return tokens
 
     def prepare(self) -> None:
-        """Do nothing: the system gives memory where it is first used."""
+        """Do nothing: the system allocates memory on first use."""
 
     def warm_up(self, _draws: object, _guesses: int) -> None:
         """Do nothing: nothing is compiled or captured."""
 
     def layer_seconds(self, call: Call) -> dict[str, float]:
-        """Run new tokens; return how long each layer took, in the order they ran."""
-        self.cache.positions[call.rows] = -1  # what is timed need not go on from anything
+        """Run new tokens; return the time of each layer, in the order of execution."""
+        self.cache.positions[call.rows] = -1  # a timed call need not continue a sequence
         return self._executor.layer_seconds(self.inputs(call))
 
     def inputs(self, call: Call) -> dict[str, Any]:
@@ -252,7 +252,7 @@ class ReferenceDecoder:
     def _inputs(self, call: Call) -> dict[str, Any]:
         feed: dict[str, Any] = {name: value for name, value in call.feed().items() if name in self._names}
         if (call.ids < 0).any():
-            drawn = self.tokens[call.slots, None].clamp(min=0).numpy()  # a row that failed draws nothing more
+            drawn = self.tokens[call.slots, None].clamp(min=0).numpy()  # negative for a row that failed
             feed["input_ids"] = np.where(call.ids < 0, drawn, call.ids).astype(np.int32)
         if "key_positions" in self._names:
             feed["key_positions"] = torch.arange(call.window(self.max_length), dtype=torch.int32)
@@ -277,7 +277,7 @@ class ReferenceDecoder:
         """Do nothing: exchanges between processes end when one of them does."""
 
     def close(self) -> None:
-        """Forget the caches."""
+        """Drop the caches."""
         self.cache.close()
         self._own.close()
         if self.speculator is not None:
@@ -292,7 +292,7 @@ def _places_of(call: Call) -> NewTokens:
 
 
 def _joined(parts: list[tuple[Ints, torch.Tensor]], count: int) -> torch.Tensor:
-    """Return outputs of some rows each as that of all `count`."""
+    """Return the outputs of parts of the rows as that of all `count` rows."""
     joined = parts[0][1].new_zeros(count, *parts[0][1].shape[1:])
     for rows, output in parts:
         joined[rows] = output
