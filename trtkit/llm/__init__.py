@@ -1,4 +1,4 @@
-"""LLMs that serve tokens: `LLM` and `AsyncLLM`, prompts from files, and the answers."""
+"""Language models that serve tokens: `LLM` and `AsyncLLM`, prompt files, and outputs."""
 
 from __future__ import annotations
 

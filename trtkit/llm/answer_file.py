@@ -1,4 +1,4 @@
-"""Answers to many prompts in a JSONL file: written when complete, continued after a kill, in order at the end."""
+"""Answers to many prompts in a JSON Lines file: appended when complete, continued after a kill, sorted at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AnswerSource:
-    """What the answers of a file follow from. bundle, prompts: digests. settings: by option, those that are set."""
+    """What a file's answers depend on. bundle, prompts: digests. settings: options that are set, by name."""
 
     bundle: str
     prompts: str
@@ -32,7 +32,7 @@ class AnswerSource:
 
     @classmethod
     def of(cls, bundle: Bundle, prompts: Sequence[PromptLine], settings: dict[str, Any]) -> AnswerSource:
-        """Return that of prompts, images and recordings by content. Raises RequestError for a file that is gone."""
+        """Return the source of prompts, images and recordings, by content. Raises RequestError for a missing file."""
         manifest, as_json = bundle.manifest, json.loads(json.dumps(settings))
         files = sorted(file.sha256 for file in manifest.files if file.path != "network.json")
         lines = [
@@ -47,18 +47,18 @@ class AnswerSource:
         return cls(_digest([manifest.build_key, files]), _digest([lines, images, heard]), as_json)
 
     def changes_from(self, earlier: AnswerSource) -> list[str]:
-        """Return what differs from that of an earlier run, by name."""
+        """Return the names of what differs from an earlier run's source."""
         changes = [f"the {name}" for name in ("bundle", "prompts") if getattr(self, name) != getattr(earlier, name)]
         names = sorted({*self.settings, *earlier.settings})
         return changes + [f"`{name}`" for name in names if self.settings.get(name) != earlier.settings.get(name)]
 
 
 class AnswerFile:
-    """The answers to prompts in `path`, a line each, which this process alone writes until it is closed.
+    """The answers to prompts in `path`, one line each, locked by this process until closed.
 
-    ids: of the prompts. done: the prompts that are answered, by number; failed: those of them whose answer is an error.
-    What the answers follow from is in a file next to it, named `path` and `.run`.
-    Raises RequestError if the file holds answers to anything else, GenerationError if another process writes it.
+    ids: of the prompts. done: numbers of answered prompts; failed: those whose answer is an error. What the answers
+    depend on is recorded in `<path>.run`. Raises RequestError if the file holds answers to anything else,
+    GenerationError if another process writes it.
     """
 
     def __init__(self, path: Path, source: AnswerSource, ids: Sequence[str | int], *, restarts: bool = False) -> None:
@@ -75,7 +75,7 @@ class AnswerFile:
             raise
 
     def add(self, index: int, answer: dict[str, Any]) -> None:
-        """Write the answer to prompt `index`: after this it is in the file, whatever happens to the process."""
+        """Append the answer to prompt `index`; after this it is in the file, whatever happens to the process."""
         line = {"index": index, "id": self._ids[index], **answer}
         data = json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
         with self._faults():
@@ -84,7 +84,7 @@ class AnswerFile:
         self._note(line)
 
     def finish(self) -> None:
-        """Put the lines in the order of the prompts, once all are there."""
+        """Sort the lines by prompt, once all are there."""
         assert len(self.done) == len(self._ids)
         with self._faults():
             if self._is_in_order:
@@ -93,7 +93,7 @@ class AnswerFile:
                 self._sort()
 
     def close(self) -> None:
-        """Let other processes write the file. One without answers is removed."""
+        """Release the lock. A file without answers is removed."""
         if not self.done:
             self.path.unlink(missing_ok=True)
             self._run.unlink(missing_ok=True)
@@ -106,7 +106,7 @@ class AnswerFile:
         self.close()
 
     def _open(self) -> int:
-        """Open the file, and lock it; one that another process has replaced meanwhile is not the one."""
+        """Open and lock the file; retry if another process has replaced it in the meantime."""
         if self.path.exists() and not self.path.is_file():
             raise RequestError("is not a file", str(self.path), "choose another `--output`")
         with self._faults():
@@ -123,7 +123,7 @@ class AnswerFile:
                 os.close(descriptor)
 
     def _begin(self, source: AnswerSource, *, restarts: bool) -> None:
-        """Read the answers that are there, or begin anew."""
+        """Read existing answers, or start a new file."""
         with self._faults():
             if restarts:
                 os.ftruncate(self._descriptor, 0)
@@ -135,7 +135,7 @@ class AnswerFile:
             os.lseek(self._descriptor, 0, os.SEEK_END)
 
     def _check_source(self, source: AnswerSource) -> None:
-        """Raise RequestError if the answers there are to other prompts, or of another bundle or settings."""
+        """Raise RequestError if the existing answers are to other prompts, or of another bundle or settings."""
         fix = "choose another `--output`, or replace these answers with `--restart`"
         try:
             earlier = AnswerSource(**json.loads(read_text(self._run)))
@@ -147,7 +147,7 @@ class AnswerFile:
             raise RequestError(what, str(self.path), fix)
 
     def _read(self) -> None:
-        """Take the answers that are there; a last line that was not written to its end is cut off."""
+        """Read existing answers; an incomplete last line is cut off."""
         with open_regular(self.path) as file:
             end = 0
             for number, data in enumerate(file, 1):
@@ -162,7 +162,7 @@ class AnswerFile:
                     raise RequestError("not an answer of this run", f"{self.path}:{number}", fix) from None
 
     def _note(self, line: dict[str, Any]) -> None:
-        """Take a line that is in the file. Raises ValueError if it answers no prompt, or one that is answered."""
+        """Record a line of the file. Raises ValueError if it answers no prompt, or a prompt that has an answer."""
         index = line["index"]
         if index in self.done or isinstance(index, bool) or index < 0 or line["id"] != self._ids[index]:
             raise ValueError
@@ -173,9 +173,9 @@ class AnswerFile:
             self.failed.add(index)
 
     def _sort(self) -> None:
-        """Replace the file by one in order."""
+        """Replace the file by a sorted one."""
         ordered = self.path.with_name(f".{self.path.name}.ordered")
-        ordered.unlink(missing_ok=True)  # left by a run that was killed here
+        ordered.unlink(missing_ok=True)  # left over from a run that was killed here
         with open_regular(self.path) as file, ordered.open("xb") as copy:
             for line in _in_order(file):
                 copy.write(line)
@@ -185,7 +185,7 @@ class AnswerFile:
 
     @contextlib.contextmanager
     def _faults(self) -> Iterator[None]:
-        """Say which file cannot be written."""
+        """Turn write errors into errors that name the file."""
         try:
             yield
         except OSError as error:
@@ -210,7 +210,7 @@ def _digest(data: Any) -> str:
 
 
 def _file_digest(path: str) -> str:
-    """Return the digest of an image or a recording."""
+    """Return the digest of an image's or a recording's file."""
     try:
         return sha256_of(Path(path))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`AsyncLLM`: coroutines stream answers of an engine that runs in a thread of its own."""
+"""`AsyncLLM`: coroutines stream answers from an engine that runs in a thread of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class AsyncLLM:
     """An open bundle for coroutines, which share one batch. options: keywords of ServingOptions.
 
-    thread: the engine's.
+    thread: the engine's thread.
     """
 
     def __init__(self, bundle: TextBundle | Bundle | Path | str, **options: Any) -> None:
@@ -64,7 +64,7 @@ class AsyncLLM:
                 self.thread.abort(name)
 
     async def abort(self, request_id: str) -> None:
-        """End a request."""
+        """Cancel a request."""
         self.thread.abort(request_id)
 
     async def sleep(self) -> None:
@@ -72,16 +72,16 @@ class AsyncLLM:
         await asyncio.wrap_future(self.thread.sleep())
 
     async def wake(self) -> None:
-        """Load the model again. Answers are those of before; statistics and caches begin anew."""
+        """Load the model again. Answers stay the same; statistics and caches start anew."""
         await asyncio.wrap_future(self.thread.wake())
 
     async def load_adapter(self, name: str, folder: Path | str) -> None:
-        """Let requests use a LoRA adapter; see `LLM.load_adapter`. It is read in a thread, while requests run."""
+        """Load a LoRA adapter; see `LLM.load_adapter`. It is read in a thread, while requests run."""
         adapter = await asyncio.to_thread(self.thread.frontend.read_adapter, folder)
         await asyncio.wrap_future(self.thread.run(lambda engine: engine.load_adapter(name, adapter)))
 
     async def unload_adapter(self, name: str) -> None:
-        """Let no more requests use an adapter; those that have it go on. Raises RequestError for unknown names."""
+        """Unload an adapter: new requests are refused, running ones finish. Raises RequestError for unknown names."""
         await asyncio.wrap_future(self.thread.run(lambda engine: engine.unload_adapter(name)))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Prompts in, answers out: what the synchronous and the asynchronous API share."""
+"""Prompts in, answers out: the shared part of the synchronous and the asynchronous API."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Frontend:
-    """A bundle ready to answer: tokenizer, engine, and the jobs in it. Not for several threads at once."""
+    """A bundle ready to answer: tokenizer, engine, and running jobs. Not thread-safe."""
 
     def __init__(self, bundle: TextBundle | Bundle | Path | str, options: ServingOptions) -> None:
         text = bundle if isinstance(bundle, TextBundle) else read_text_bundle(bundle)
@@ -54,19 +54,19 @@ class Frontend:
 
     @property
     def execution(self) -> DecoderExecution:
-        """What runs the network. Raises GenerationError while the model is asleep."""
+        """The network's execution. Raises GenerationError while the model is asleep."""
         return self._awake_networks.execution
 
     @property
     def engine(self) -> LLMEngine:
-        """What runs requests. Raises GenerationError while the model is asleep."""
+        """The engine. Raises GenerationError while the model is asleep."""
         if self._engine is None:
             raise asleep()
         return self._engine
 
     @property
     def awake_engine(self) -> LLMEngine | None:
-        """What runs requests; None while the model is asleep."""
+        """The engine; None while the model is asleep."""
         return self._engine
 
     @property
@@ -75,7 +75,7 @@ class Frontend:
         return self._engine is not None and self._engine.has_work
 
     def warm_up(self) -> None:
-        """Let steps compile and capture what they will run, which a first request would wait for."""
+        """Compile and capture what steps will run, so that the first request does not wait for it."""
         self.engine.warm_up()
 
     def sleep(self) -> None:
@@ -92,7 +92,7 @@ class Frontend:
         self._unload()
 
     def wake(self) -> None:
-        """Load the model again, with empty caches. Answers are those of before. Raises what opening raises."""
+        """Load the model again, with empty caches. Answers stay the same. Raises what opening raises."""
         if self._networks is not None:
             return
         try:
@@ -111,18 +111,18 @@ class Frontend:
         *,
         is_streamed: bool = False,
     ) -> PromptJob:
-        """Take a prompt. Raises RequestError where it cannot be served; then nothing of it is kept."""
+        """Submit a prompt. Raises RequestError if it cannot be served; then nothing of it is kept."""
         return self.start(self.text.prepare(prompt, params), request_id, scheduling, is_streamed=is_streamed)
 
     def check(self, prepared: PreparedPrompt) -> PreparedPrompt:
-        """Return the prompt with its images inserted. Raises RequestError if no run could serve it."""
+        """Return the prompt with its images inserted. Raises RequestError if it can never be served."""
         checked = self.text.check(prepared)
         self.engine.check(Request("", checked.read.ids, checked.settings))
         self._adapter_of(checked)
         return checked
 
     def read_adapter(self, folder: str | Path) -> PreparedAdapter:
-        """Read and check an adapter, by any thread. Raises RequestError if the engine takes none, SourceError."""
+        """Read and check an adapter, from any thread. Raises RequestError if the engine takes none, SourceError."""
         if self.adapters is None:
             raise no_adapters()
         return self.adapters.read(folder)
@@ -140,7 +140,7 @@ class Frontend:
         *,
         is_streamed: bool = False,
     ) -> PromptJob:
-        """Take a prompt that was prepared. Raises as `add` does."""
+        """Submit a prepared prompt. Raises as `add` does."""
         name = request_id or prepared.request_id or f"request-{next(self._numbers)}"
         if name in self.jobs:
             raise RequestError("a request with this id is already running", name, "give each request a unique id")
@@ -173,12 +173,12 @@ class Frontend:
         return done
 
     def news(self) -> list[Delta]:
-        """Return what streamed answers have gained since the last call."""
+        """Return the new pieces of streamed answers since the last call."""
         news, self._news = self._news, {}
         return [job.deltas(index) for (_, index), job in news.items()]
 
     def cancel(self, request_id: str) -> bool:
-        """End a job; the next step returns it with what it has. Return whether there was one."""
+        """Cancel a job; the next step returns what it has generated. Returns False for an unknown id."""
         job = self.jobs.get(request_id)
         for request in job.requests if job else ():
             self.engine.cancel(request.id)
@@ -194,7 +194,7 @@ class Frontend:
         return self.text.images.soft_tokens(read.merged, tower)
 
     def close(self) -> None:
-        """Give the memory back, after writing what is cached to the folder for caches, if there is one."""
+        """Write cached prefixes to the cache folder, if there is one, and free the memory."""
         try:
             if self._engine is not None:
                 self._engine.close()
@@ -203,7 +203,7 @@ class Frontend:
                 self._networks.execution.close()
 
     def _cache_folder(self, options: ServingOptions) -> CacheFolder | None:
-        """Return the folder for caches. Raises RequestError if host memory, from which files are written, is off."""
+        """Return the cache folder. Raises RequestError if host memory, from which files are written, is off."""
         if options.cache_dir is None:
             return None
         if options.offload is not None:
@@ -222,7 +222,7 @@ class Frontend:
         return self._networks
 
     def _begin(self) -> None:
-        """Make what runs requests."""
+        """Create the engine."""
         options = self._options
         if self.bundle.manifest.grid.ranks > 1:
             self._check_ranks()
@@ -241,7 +241,7 @@ class Frontend:
             self._engine.load_adapter(name, self.read_adapter(folder))
 
     def _unload(self) -> None:
-        """Close the networks, and let go of all that uses them."""
+        """Close the networks and drop everything that uses them."""
         self.close()
         self._networks = self._engine = None
         if self.adapters is not None:
@@ -249,7 +249,7 @@ class Frontend:
         release_memory()
 
     def _check_ranks(self) -> None:
-        """Ask the known request, in an engine of its own."""
+        """Answer the bundle's known request, in an engine of its own."""
         self._engine = LLMEngine(self.execution, EngineOptions(host_cache_bytes=0))
         try:
             check_known_answer(self.text.bundle, self._answer)
@@ -268,7 +268,7 @@ class Frontend:
         self._news[job.id, index] = job
 
     def _submit(self, requests: list[Request], read: ReadPrompt, adapter: LoadedAdapter | None) -> None:
-        """Give the engine all of a job's requests or none. The vision tower runs once for all of them."""
+        """Submit all of a job's requests or none. The vision tower runs once for all of them."""
         soft = self.soft_tokens(read)
         for index, request in enumerate(requests):
             request.soft, request.adapter = soft, adapter
@@ -281,12 +281,12 @@ class Frontend:
 
 
 def asleep() -> GenerationError:
-    """Return the error for what a model cannot do while it is not in memory."""
+    """Return the error for operations that need the model in memory."""
     return GenerationError("the model is asleep", fix="wake it first")
 
 
 def _bytes_of(gib: float, name: str) -> int:
-    """Return the bytes of so many GiB. Raises RequestError if it is negative or not finite."""
+    """Return GiB in bytes. Raises RequestError if `gib` is negative or not finite."""
     if not 0 <= gib < float("inf"):
         what = f"{gib:g} GiB is negative" if gib < 0 else f"{gib:g} GiB is not a finite number"
         raise RequestError(what, name, "give 0 or more")
@@ -294,7 +294,7 @@ def _bytes_of(gib: float, name: str) -> int:
 
 
 def check_known_answer(bundle: Bundle, answer: Callable[[str | list[int], SamplingParams], CompletionOutput]) -> None:
-    """Ask the bundle's known request, if it has one. Raises RankError if the ranks answer something else."""
+    """Answer the bundle's known request, if it has one. Raises RankError if the ranks answer something else."""
     known = next(
         (request for request in read_all_known(bundle) if {"text_output", "output_ids"} & request.outputs.keys()), None
     )

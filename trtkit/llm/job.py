@@ -1,4 +1,4 @@
-"""A prompt on its way and its answers so far: one engine request for each, or one for all of a beam search."""
+"""A prompt in progress and its answers so far: one engine request per answer, or one for all of a beam search."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class AnswerText:
-    """The text of one answer; the engine's Watcher where a stream or stop strings need every token.
+    """The text of one answer; the engine's Watcher if a stream or stop strings need every token.
 
-    on_news: told when a stream has something to say.
+    on_news: called when a stream has new text.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int], params: SamplingParams) -> None:
@@ -39,7 +39,7 @@ class AnswerText:
         return "".join(self._pieces)
 
     def add(self, tokens: Sequence[int]) -> str | None:
-        """Take new tokens; return the stop string that they complete, if any."""
+        """Add new tokens; return the stop string that they complete, if any."""
         self.token_ids.extend(tokens)
         self._pieces.append(self._stops.add(self._detokenizer.add(tokens)))
         if self.on_news is not None:
@@ -47,7 +47,7 @@ class AnswerText:
         return self._stops.matched
 
     def finish(self, token_ids: Sequence[int], *, has_stop_token: bool) -> None:
-        """Take all of the answer's tokens at its end; the token that stopped it, if any, gives no text."""
+        """Take all of the answer's tokens at its end; a token that stopped it gives no text."""
         rest = token_ids[len(self.token_ids) :]
         shown = rest[:-1] if has_stop_token else rest
         if shown and self._stops.matched is None:
@@ -57,7 +57,7 @@ class AnswerText:
             self._pieces.append(self._stops.add(self._detokenizer.finish()) + self._stops.finish())
 
     def news(self) -> tuple[str, tuple[int, ...]]:
-        """Return text and tokens that came since the last call."""
+        """Return text and tokens that are new since the last call."""
         text = "".join(self._pieces[self._told_pieces :])
         tokens = tuple(self.token_ids[self._told_tokens :])
         self._told_pieces, self._told_tokens = len(self._pieces), len(self.token_ids)
@@ -115,7 +115,7 @@ class PromptJob:
         )
 
     def deltas(self, index: int) -> Delta:
-        """Return what answer `index` has gained since the last time."""
+        """Return what is new in answer `index` since the last call."""
         answer, done = self.answers[min(index, len(self.answers) - 1)], self.completions.get(index)
         text, tokens = answer.news()
         logprobs: tuple[TokenLogprobs, ...] = ()
@@ -144,7 +144,7 @@ class PromptJob:
         return next(reversed(self.completions))
 
     def _finish_beams(self, finished: Finished) -> None:
-        """Take the best answers of a beam search: at most `n`, one that is empty without any."""
+        """Take the best answers of a beam search: at most `n`; an empty one if it has none."""
         self._has_ended = True
         for index, (token_ids, logprob) in enumerate(self._hypotheses(finished)):
             answer = self._answer()
@@ -156,7 +156,7 @@ class PromptJob:
             self.completions[index] = CompletionOutput(index, answer.text, ids, reason, stop_reason, logprob)
 
     def _hypotheses(self, finished: Finished) -> Iterator[tuple[list[int], float | None]]:
-        """Return tokens and log probability of each answer asked for."""
+        """Return tokens and log probability of each requested answer."""
         for beam in finished.beams[: self.params.n]:
             yield beam.token_ids, beam.score * len(beam.token_ids) ** self.params.length_penalty
         if not finished.beams:

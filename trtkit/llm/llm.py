@@ -75,15 +75,15 @@ class LLM:
         return [] if adapters is None else adapters.names
 
     def load_adapter(self, name: str, folder: Path | str) -> None:
-        """Let requests use a LoRA adapter that PEFT saved, by `SamplingParams(adapter=name)`.
+        """Load a LoRA adapter that PEFT saved; requests use it by `SamplingParams(adapter=name)`.
 
-        Raises RequestError for a name that is taken and for engines that take no adapters, SourceError or
-        ProblemsError for an adapter that does not fit.
+        Raises RequestError if the name is taken or the engine takes no adapters, SourceError or ProblemsError for an
+        adapter that does not fit.
         """
         self._frontend.engine.load_adapter(name, self._frontend.read_adapter(folder))
 
     def unload_adapter(self, name: str) -> None:
-        """Let no more requests use an adapter; those that have it go on. Raises RequestError for unknown names."""
+        """Unload an adapter: new requests are refused, running ones finish. Raises RequestError for unknown names."""
         self._frontend.engine.unload_adapter(name)
 
     def generate(
@@ -135,11 +135,11 @@ class LLM:
         return self._pieces(self._frontend.start(checked, scheduling=scheduling, is_streamed=True).id)
 
     def answers(self, prompts: Sequence[PreparedPrompt]) -> Iterator[RequestOutput]:
-        """Answer any number of prepared prompts; yield each output once it is complete, whichever that is.
+        """Answer any number of prepared prompts; yield each output as soon as it is complete, in any order.
 
-        They run in the order that computes least. Only as many wait as keep every slot busy, so outputs, images and
-        recordings of the others take no memory. All prompts are checked before anything runs: raises PromptsError that
-        lists every problem.
+        They run in the order that computes least. Only enough of them wait to keep every slot busy, so that the others'
+        outputs, images and recordings take no memory. All prompts are checked before anything runs: raises PromptsError
+        that lists every problem.
         """
         checked = self._check(prompts, None, is_single=False)
         yield from self.answers_to(iter(run_order(checked, has_long_first=self.has_long_first)))
@@ -150,10 +150,10 @@ class LLM:
         return self._frontend.engine.prefixes.are_pages or self.offload_counts is not None
 
     def answers_to(self, prompts: Iterator[PreparedPrompt], most: int | None = None) -> Iterator[RequestOutput]:
-        """Answer prompts as `answers` does, in the order in which they come, each read when there is room for it.
+        """Answer prompts as `answers` does, in the given order, each read when there is room for it.
 
-        most: prompts that are under way at once; as many as keep every slot busy if None. Raises RequestError for a
-        prompt that no run could serve.
+        most: prompts under way at once; None for as many as keep every slot busy. Raises RequestError for a prompt that
+        can never be served.
         """
         names: set[str] = set()
         is_over = False
@@ -172,11 +172,11 @@ class LLM:
             self._cancel(sorted(names))
 
     def sleep(self) -> None:
-        """Free the GPU's memory until `wake`: weights and caches. Raises GenerationError while a stream is read."""
+        """Free the GPU's memory, weights and caches, until `wake`. Raises GenerationError while a stream is read."""
         self._frontend.sleep()
 
     def wake(self) -> None:
-        """Load the model again. Answers are those of before; statistics and caches begin anew."""
+        """Load the model again. Answers stay the same; statistics and caches start anew."""
         self._frontend.wake()
 
     def close(self) -> None:
@@ -230,7 +230,7 @@ class LLM:
         return outputs
 
     def _cancel(self, names: Sequence[str]) -> None:
-        """End what is still under way, so that the next call begins with an empty engine."""
+        """Cancel what is still under way, so that the next call starts with an empty engine."""
         cancelled = [name for name in names if self._frontend.cancel(name)]
         if cancelled:
             self._frontend.step()
@@ -242,7 +242,7 @@ def run_order(prompts: Sequence[PreparedPrompt], *, has_long_first: bool) -> lis
 
 
 def _by_length(prompt: PreparedPrompt) -> int:
-    """Rank long answers first: one that begins last leaves slots idle, and those of a block should be alike in length.
+    """Sort key, long answers first: one that starts last leaves slots idle, and a block's should be alike in length.
 
     Pages of common prefixes are found anyway.
     """
@@ -250,7 +250,10 @@ def _by_length(prompt: PreparedPrompt) -> int:
 
 
 def _by_prefix(prompt: PreparedPrompt) -> tuple[str, list[int]]:
-    """Rank prompts that begin alike next to each other: a slot keeps a prefix until its next request."""
+    """Sort key that puts prompts with a common prefix next to each other:
+
+    a slot keeps a prefix until its next request.
+    """
     return prompt.settings.params.adapter or "", prompt.read.ids
 
 

@@ -1,4 +1,4 @@
-"""Settings by any of their names, tokens by id or text: a prompt's own before those that it shares."""
+"""Settings by any of their names, with tokens by id or text; a prompt's own settings override shared ones."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
     from trtkit.llm.text_bundle import TextBundle
 
-# What only matters to draws: with none of them, the most likely token is taken.
+# Settings that only matter for sampling; with none of them, decoding is greedy.
 DRAWS = {"do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "seed"}
 _OF_TOKENS = ("stop_token_ids", "eos_token_id", "logit_bias")
 MOST_TOKENS = 128
-"""Of an answer, unless a prompt says otherwise."""
+"""Default limit on an answer's tokens."""
 
 
 def default_params() -> SamplingParams:
-    """Return the settings of prompts without any: greedy, as those of `trtkit generate` without options."""
+    """Return the settings of prompts without any: greedy, like `trtkit generate` without options."""
     return SamplingParams(temperature=0.0, max_tokens=MOST_TOKENS)
 
 
 def sampling_params(
     model: TextBundle, shared: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
 ) -> SamplingParams:
-    """Return settings: a prompt's own before those that it shares with others, greedy unless one asks for draws.
+    """Return settings: a prompt's own override those it shares with others; greedy unless one of them samples.
 
     Raises SettingsError that lists every problem.
     """
@@ -47,7 +47,7 @@ def sampling_params(
 def _merged(shared: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     names = _own_names(overrides)
     if names & {"do_sample", "temperature"}:
-        names |= {"do_sample", "temperature"}  # one of them would contradict the other's inherited value
+        names |= {"do_sample", "temperature"}  # one of them would contradict an inherited value of the other
     inherited = {name: value for name, value in {"max_tokens": MOST_TOKENS, **shared}.items() if name not in names}
     merged = inherited | dict(overrides)
     is_drawn = _own_names(name for name, value in merged.items() if value is not None) & DRAWS
@@ -55,7 +55,7 @@ def _merged(shared: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
 
 
 def _own_names(settings: Iterable[str]) -> set[str]:
-    """Return SamplingParams' names of settings that may have transformers'."""
+    """Return SamplingParams' names of settings that may be given by transformers' names."""
     return {ALIASES.get(name, name) for name in settings}
 
 

@@ -1,4 +1,4 @@
-"""What a language model has in memory while it is awake: its networks, and those that help them."""
+"""The networks that a language model has in memory while it is awake."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ if TYPE_CHECKING:
 
 
 class _KindProposer(Protocol):
-    """The `proposer.py` of a kind. PROPOSER: of a model whose draft head is open, how many to guess, and a tree's."""
+    """The `proposer.py` of a kind of draft head.
+
+    PROPOSER: called with an opened model, the number of guesses, and a tree's.
+    """
 
     PROPOSER: Callable[[DecoderExecution, int, int | None], Proposer]
 
 
 @dataclass(frozen=True, eq=False)
 class Networks:
-    """The decoder, what reads images, and what reads audio or texts before it. proposer: what guesses tokens ahead."""
+    """The decoder, the vision tower, and the encoder for audio or text. proposer: drafts tokens."""
 
     execution: DecoderExecution
     tower: VisionTower | None
@@ -81,7 +84,7 @@ def _speculator_tokens(text: TextBundle, options: ServingOptions) -> int:
 
 
 def _proposer(text: TextBundle, options: ServingOptions, execution: DecoderExecution) -> Proposer | None:
-    """Return what guesses tokens ahead."""
+    """Return what drafts tokens, if anything does."""
     decoder, count = text.bundle.manifest.decoder, _speculator_tokens(text, options)
     if options.lookup < 0 or options.draft_tokens < 1:
         raise RequestError("a negative number of tokens to guess", "lookup", "give 0 or more")
@@ -98,7 +101,7 @@ def _proposer(text: TextBundle, options: ServingOptions, execution: DecoderExecu
 
 
 def _draft(path: Path, options: ServingOptions, execution: DecoderExecution) -> DecoderExecution:
-    """Open the draft model with as many slots. Raises RequestError where its tokens are others."""
+    """Open the draft model with as many slots. Raises RequestError if its vocabulary differs."""
     draft = open_execution(open_bundle(path), options.runtime, execution.slots)
     if draft.vocab_size != execution.vocab_size:
         vocab_size = execution.vocab_size
@@ -108,15 +111,15 @@ def _draft(path: Path, options: ServingOptions, execution: DecoderExecution) -> 
 
 
 def keep_weights_that_fit(execution: DecoderExecution, draft: DecoderExecution | None, device: Device) -> None:
-    """Give an open decoder that has not run yet its weight budget; the reference executor has none.
+    """Set the weight budget of an open decoder that has not run yet; the reference executor has none.
 
     Free memory is measured with none of the decoder's streamable weights on the GPU, all of the draft's, and buffers
-    for the largest prefill. TensorRT says what execution contexts will take.
+    for the largest prefill. TensorRT states what execution contexts will take.
     """
     if not isinstance(execution, EngineDecoder):
         return
     decoders = [decoder for decoder in (execution, draft) if isinstance(decoder, EngineDecoder)]
-    for decoder in decoders:  # TensorRT may load what can be streamed with the first context only
+    for decoder in decoders:  # TensorRT may load streamable weights with the first context only
         if decoder.engine.streamable_bytes:
             decoder.engine.stream_weights(0 if decoder is execution else decoder.engine.streamable_bytes)
         decoder.reserve_prompts()

@@ -1,4 +1,4 @@
-"""What generation answers, in the shape that vLLM's users know."""
+"""Outputs of generation, in the shape that vLLM's users know."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """Times in seconds from the request's arrival, and counts of tokens.
+    """Times in seconds from the request's arrival, and token counts.
 
-    ttft_s: to the first token. tpot_s: between later tokens, on average. e2e_s: to the end.
-    reused_tokens: prompt tokens found in a cache; restored_tokens: those of them found in host memory.
-    drafted_tokens, accepted_tokens: of speculative decoding.
+    ttft_s: to the first token. tpot_s: per later token, on average. e2e_s: to the end. reused_tokens: prompt tokens
+    found in a cache; restored_tokens: those of them found in host memory. drafted_tokens, accepted_tokens: of
+    speculative decoding.
     """
 
     prompt_tokens: int
@@ -159,7 +159,7 @@ def _token_json(token: int, logprob: float, tokenizer: Tokenizer | None) -> Json
 
 
 def _finite(value: float) -> float | None:
-    """Return a number that JSON has; null for infinity."""
+    """Return a number that JSON can hold; null for infinity."""
     return value if math.isfinite(value) else None
 
 

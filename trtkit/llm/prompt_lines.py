@@ -1,4 +1,7 @@
-"""Prompts of a file, one on each line with settings of its own: read, checked and prepared, every problem at once."""
+"""Prompts of a file, one per line with settings of its own:
+
+read, checked and prepared, with every problem reported at once.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ AUDIO = "audio"
 class PromptLine:
     """A prompt as it was written: a text, a conversation or token ids.
 
-    kind: `audio` for a path of a recording; language, task: of its transcript, the model's usual ones if None.
-    id: how its answer is named. file, line: where it stands, empty and 0 if not in a file. settings: its own, by any of
-    their names. images: paths, in the order of their places in the prompt.
+    kind: `audio` for the path of a recording; language, task: of its transcript, the model's defaults if None. id: of
+    its answer. file, line: its location, empty and 0 outside a file. settings: its own, by any of their names. images:
+    paths, in the order in which the prompt uses them.
     """
 
     id: str | int
@@ -43,7 +46,7 @@ class PromptLine:
 
     @property
     def where(self) -> str:
-        """Where it stands, for people."""
+        """Its location, for messages."""
         return f"{self.file}:{self.line}" if self.file else f"prompt {self.id}"
 
     @property
@@ -64,7 +67,7 @@ class PromptLines:
     problems: list[tuple[int, Problem]] = field(default_factory=list)
 
     def add_problems(self, error: RequestError, prompt: PromptLine) -> None:
-        """Take the problems of one prompt."""
+        """Add the problems of one prompt."""
         self.problems += [(prompt.line, problem) for problem in problems_of(error, prompt.where)]
 
     def check(self) -> None:
@@ -133,7 +136,7 @@ def prepare_prompts(
 
 
 def _prompt_of(line: PromptLine, model: TextBundle, *, is_chat: bool, system: str | None) -> Prompt:
-    """Return what the library takes. A text is a message if there is a template, or must be for a system message."""
+    """Return the prompt for `LLM`. A text becomes a message if there is a template, or if there is a system message."""
     if line.kind == AUDIO:
         return {AUDIO: line.content, "language": line.language, "task": line.task}
     images = list(line.images)
@@ -162,7 +165,7 @@ def _shown(content: Any) -> str:
 
 
 def _read_file(file: str, lines: PromptLines) -> None:
-    """Add a file's prompts, and what is wrong with its lines."""
+    """Add a file's prompts, and the problems of its lines."""
     before = len(lines.prompts) + len(lines.problems)
     read = _plain_line if file.endswith(".txt") else _json_line
     name = "stdin" if file == "-" else file
@@ -177,7 +180,7 @@ def _read_file(file: str, lines: PromptLines) -> None:
 
 
 def _lines(file: str) -> Iterator[tuple[int, str]]:
-    """Return the lines with something on them, numbered from 1."""
+    """Return the lines that are not empty, numbered from 1."""
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         lines = data.decode("utf-8-sig").split("\n")
@@ -257,7 +260,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
 
 
 def _repeated_ids(prompts: list[PromptLine]) -> list[tuple[int, Problem]]:
-    """Return a problem for each id that another prompt has already."""
+    """Return a problem for each id that an earlier prompt has."""
     seen: dict[str | int, PromptLine] = {}
     problems = []
     for prompt in prompts:

@@ -26,16 +26,16 @@ paths and PIL images, where the model takes them: the prompt has a placeholder f
 text is what its encoder reads."""
 
 PROMPT_KINDS = ("prompt", "messages", "prompt_token_ids")
-# Longer text is refused before it is tokenized: tokens have four or five characters, and few have 32.
+# Longer text is refused before it is tokenized: a token has four or five characters, rarely 32.
 CHARACTERS_PER_TOKEN, MIN_CHARACTERS = 32, 65_536
 MAX_IMAGES = 64
 
 
 @dataclass(frozen=True, eq=False)
 class ReadPrompt:
-    """A prompt as tokens. text: if it was given as one. merged: with images inserted, if the model takes any.
+    """A prompt as tokens. text: if the prompt was a text. merged: with images inserted, if the model takes any.
 
-    encoded: with what the encoder takes, if the model has one; its text or audio is the prompt, and `ids` begin the
+    encoded: with the encoder's input, if the model has an encoder; its text or audio is the prompt, and `ids` start the
     answer.
     """
 
@@ -48,10 +48,10 @@ class ReadPrompt:
 
 @dataclass(frozen=True, eq=False)
 class PreparedPrompt:
-    """A prompt as tokens, with what its settings mean for the model: as good as any prompt, and needs no more reading.
+    """A prompt as tokens, with its settings resolved against the model, so that nothing needs to be read any more.
 
-    settings: of its first answer. request_id: of its output; one is made up if None. where: its place in a file or a
-    list, which begins each of its errors.
+    settings: of its first answer. request_id: of its output; generated if None. where: its location in a file or a
+    list, with which its errors start.
     """
 
     read: ReadPrompt
@@ -64,7 +64,7 @@ AnyPrompt = Prompt | PreparedPrompt
 
 
 class PromptsError(ProblemsError, RequestError):
-    """Prompts that cannot be served; every problem of them."""
+    """Prompts that cannot be served, with every problem of theirs."""
 
 
 def raise_prompt_problems(problems: list[Problem]) -> None:
@@ -74,7 +74,7 @@ def raise_prompt_problems(problems: list[Problem]) -> None:
 
 
 def problems_of(error: RequestError, where: str) -> list[Problem]:
-    """Return the problems of one prompt, each after the place of the prompt."""
+    """Return the problems of one prompt, each prefixed with the prompt's location."""
     problems = error.problems if isinstance(error, ProblemsError) else [Problem(error.what, error.where, error.fix)]
     return [replace(problem, where=f"{where}: {problem.where}" if problem.where else where) for problem in problems]
 
@@ -95,7 +95,7 @@ class PromptReader:
         self._tokenizer, self._images, self._max_length, self._encoded = tokenizer, images, max_length, encoded
 
     def read(self, prompt: Prompt) -> ReadPrompt:
-        """Return a prompt's tokens with its images inserted. Raises RequestError for what cannot be."""
+        """Return a prompt's tokens with its images inserted. Raises RequestError for an invalid prompt."""
         return self.merge(self.tokens(prompt))
 
     def tokens(self, prompt: Prompt) -> ReadPrompt:
@@ -181,7 +181,7 @@ class PromptReader:
 
 
 def characters(value: Any) -> int:
-    """Return how much text a prompt or its messages hold, keys of objects too; anything but text counts as one."""
+    """Return the characters of a prompt or its messages, keys of objects included; any other value counts as one."""
     if isinstance(value, Mapping):
         return sum(len(str(key)) + characters(item) for key, item in value.items())
     if isinstance(value, (list, tuple)):
@@ -200,7 +200,7 @@ def _checked_images(images: Any) -> list[Any]:
 
 
 def _decoded(images: list[Any]) -> list[Any]:
-    """Return images, those that are a file's bytes decoded. Raises RequestError for more pixels than memory is for."""
+    """Return images, decoded if they are a file's bytes. Raises RequestError for too many pixels."""
     from trtkit.inputs.images import MAX_PIXELS, decode_image
 
     left = MAX_PIXELS

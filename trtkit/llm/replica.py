@@ -1,7 +1,7 @@
 """A child process that is one replica. `replicas.py` starts it as `python -P -m trtkit.llm.replica FD`.
 
-It reads a ReplicaRequest from stdin, then prompts to be checked, then how many may be under way at once, and prompts to
-be answered, each after it has asked for it; FD gets its events.
+It reads a ReplicaRequest from stdin, then prompts to check, then how many prompts it may have under way, and then
+prompts to answer, each after requesting it. It writes its events to FD.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def main(events: int) -> None:
-    """Be the replica that the first line of stdin describes."""
+    """Run as the replica that the first line of stdin describes."""
     request = from_json(ReplicaRequest, json.loads(sys.stdin.buffer.readline()))
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
@@ -42,11 +42,11 @@ def main(events: int) -> None:
         except Exception as error:
             fault = user_error(error) or internal_error(error, "replica", "")
             print(json.dumps({"event": "error", "data": error_to_json(fault)}), file=file, flush=True)
-    os._exit(0)  # the thread holds the lock of stdin; threads of TensorRT may still wait
+    os._exit(0)  # the thread holds stdin's lock; threads of TensorRT may still be waiting
 
 
 def _listen(lines: queue.SimpleQueue[bytes]) -> None:
-    """Queue the lines of stdin, whose end comes when the parent is gone: then leave at once."""
+    """Queue the lines of stdin. Its end means that the parent is gone: exit at once."""
     for line in sys.stdin.buffer:
         lines.put(line)
     os._exit(1)
@@ -54,7 +54,7 @@ def _listen(lines: queue.SimpleQueue[bytes]) -> None:
 
 @dataclass(frozen=True)
 class _Replica:
-    """What it is to be, the lines that it gets, and the file for its events."""
+    """A replica's request, its incoming lines, and the file for its events."""
 
     request: ReplicaRequest
     lines: queue.SimpleQueue[bytes]
@@ -72,7 +72,7 @@ class _Replica:
         self._report(done)
 
     def _problems(self, llm: LLM) -> Iterator[tuple[int, Problem]]:
-        """Yield what is wrong with the prompts to be checked."""
+        """Yield the problems of the prompts to check."""
         while (dealt := self._next()) is not None:
             try:
                 llm.frontend.check(self._prepare(llm, dealt))
@@ -82,7 +82,7 @@ class _Replica:
                 yield from ((dealt.index, problem) for problem in problems_of(error, dealt.line.where))
 
     def _prompts(self, llm: LLM) -> Iterator[PreparedPrompt]:
-        """Ask for prompts; yield each."""
+        """Request prompts; yield each."""
         self._report(Next())
         while (dealt := self._next()) is not None:
             yield self._prepare(llm, dealt)

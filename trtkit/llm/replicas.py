@@ -1,4 +1,4 @@
-"""Replicas: processes that open the same bundle and share prompts, dealt out one at a time as slots get free."""
+"""Replicas: processes that open the same bundle and share prompts, dealt out one at a time as slots become free."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MODULE = "trtkit.llm.replica"
 
 @dataclass(frozen=True)
 class PromptSource:
-    """What prepared prompts follow from; see `prepare_prompts`. lines: by the number of the prompt."""
+    """What prepared prompts are made from; see `prepare_prompts`. lines: by number of the prompt."""
 
     lines: Sequence[PromptLine]
     settings: Mapping[str, object]
@@ -50,7 +50,7 @@ class PromptSource:
 
 @dataclass(frozen=True)
 class ReplicaRequest:
-    """The first line that a replica reads. options: of ServingOptions. Both they and settings are JSON."""
+    """The first line that a replica reads. options: of ServingOptions. options and settings are JSON."""
 
     bundle: Path
     options: str
@@ -61,7 +61,7 @@ class ReplicaRequest:
 
 @dataclass(frozen=True)
 class DealtPrompt:
-    """A prompt for a replica, by its number."""
+    """A prompt for a replica, with its number."""
 
     index: int
     line: PromptLine
@@ -78,7 +78,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Checked:
-    """A replica has checked its share of the prompts. problems: with the number of the prompt."""
+    """A replica has checked its share of the prompts. problems: with their prompts' numbers."""
 
     problems: tuple[tuple[int, Problem], ...]
 
@@ -111,8 +111,8 @@ def event_line(event: Event) -> str:
 class Replicas:
     """`count` processes that answer prompts, each with a GPU per rank, or its share of the cores if there is no GPU.
 
-    They end with the `with` block, and with this process. answered: prompts, by replica.
-    Raises what opening an LLM raises, and RequestError for more replicas than the GPUs are enough for.
+    They end with the `with` block and with this process. answered: number of prompts by replica. Raises what opening an
+    LLM raises, and RequestError if there are too few GPUs.
     """
 
     def __init__(self, bundle: Bundle, options: ServingOptions, source: PromptSource, count: int) -> None:
@@ -134,7 +134,7 @@ class Replicas:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids."""
+        """Process ids."""
         return [process.pid for process in self._processes]
 
     @property
@@ -149,12 +149,12 @@ class Replicas:
 
     @property
     def statistics(self) -> Statistics:
-        """The sum of what the replicas have done, once they have answered all prompts."""
+        """The sum of all replicas' statistics, once they have answered all prompts."""
         return _total(Statistics, [done.statistics for done in self._done.values()])
 
     @property
     def offload_counts(self) -> OffloadCounts | None:
-        """The sum of what stages in turn have loaded and copied; None without `offload`."""
+        """The sum of all replicas' transfers of stages in turn; None without `offload`."""
         counts = [done.offload_counts for done in self._done.values() if done.offload_counts is not None]
         return _total(OffloadCounts, counts) if counts else None
 
@@ -169,7 +169,7 @@ class Replicas:
         return [outputs[str(prompt.request_id)] for prompt in prompts]
 
     def answers(self, prompts: Sequence[PreparedPrompt]) -> Iterator[RequestOutput]:
-        """Answer prompts of the source, once; yield each output once it is complete, whichever that is.
+        """Answer the source's prompts, once; yield each output as soon as it is complete, in any order.
 
         All prompts are checked before anything runs: raises PromptsError that lists every problem. Raises
         GenerationError if a replica dies, and its error if it fails.
@@ -177,7 +177,7 @@ class Replicas:
         self._check(prompts)
         waiting = iter(run_order(prompts, has_long_first=self._opened[0].has_long_first))
         for process in self._processes:
-            process.send(str(-(-len(prompts) // len(self._processes))))  # so that few prompts are spread, too
+            process.send(str(-(-len(prompts) // len(self._processes))))  # spreads a few prompts evenly, too
         while len(self._done) < len(self._processes):
             number, event = self._next_event()
             if isinstance(event, RequestOutput):
@@ -213,10 +213,10 @@ class Replicas:
         process.send(json.dumps(to_json(request)))
 
     def _listen(self, number: int, read_end: int) -> None:
-        """Queue the lines of a replica; at its end an empty one."""
+        """Queue the lines of a replica; an empty one at its end."""
         with os.fdopen(read_end, encoding="utf-8") as lines:
             for line in lines:
-                if line.endswith("\n"):  # not torn
+                if line.endswith("\n"):  # not cut off
                     self._events.put((number, line))
         self._events.put((number, ""))
 
@@ -236,7 +236,7 @@ class Replicas:
         return number, from_json(_EVENTS[message["event"]], message["data"])
 
     def _gather(self, kind: type[_Kind]) -> list[tuple[int, _Kind]]:
-        """Wait until each replica has reported an event of a kind, its next one; return them by replica."""
+        """Wait until each replica has reported an event of a kind; return the events by replica."""
         events: dict[int, _Kind] = {}
         while len(events) < len(self._processes):
             number, event = self._next_event()
@@ -278,7 +278,7 @@ def shares_of_replicas(count: int, ranks: int, runtime: str) -> list[dict[str, s
 
 
 def _options_of(options: ServingOptions, number: int) -> ServingOptions:
-    """Return the options of one replica, which has a folder for caches of its own."""
+    """Return the options of one replica, which has a cache folder of its own."""
     if options.cache_dir is None:
         return options
     return replace(options, cache_dir=Path(options.cache_dir) / f"replica {number + 1}")

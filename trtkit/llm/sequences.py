@@ -1,4 +1,4 @@
-"""The tokens of every slot, as arrays that all of a step's work reads at once."""
+"""The tokens of every slot, as arrays that a step reads all at once."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 TOKEN_BITS = 24
-"""Of a token id; an adapter's key stands above them, in ids that are compared."""
+"""Bits of a token id; in ids that are compared, an adapter's key is above them."""
 KEY_BITS = 39
-"""Of an adapter's key."""
+"""Bits of an adapter's key."""
 ONE = np.array(1)
-"""To add to arrays in every step, which takes NumPy half as long as to add an integer of Python."""
+"""For additions to arrays in every step: NumPy adds it in half the time of a Python integer."""
 UNKNOWN = -1
-"""In the place of a token that a device has drawn and the host does not know yet."""
+"""Stands for a token that the device has drawn and the host does not know yet."""
 
 
 class AdapterId(NamedTuple):
-    """A LoRA adapter. number: in calls of this process. key: of its content, in any process."""
+    """Identity of a LoRA adapter. number: in calls of this process. key: of its content, in any process."""
 
     number: int
     key: int
@@ -33,16 +33,16 @@ NO_ADAPTER = AdapterId(0, 0)
 
 
 class Sequences:
-    """What each slot has read and written.
+    """The tokens that each slot has read and generated.
 
-    tokens: [slots, T] int64, the prompt and what was generated after it. lengths: [slots], tokens known.
-    prompt_lengths: [slots], how many of them are the prompt's. soft: vectors in the prompts, of slots that have some.
-    adapters, adapter_keys: [slots], number and key of the LoRA adapter that computes each, 0 for none.
-    versions: [slots], how often a slot's tokens were replaced; otherwise they are only appended to, or cut.
+    tokens: [slots, T] int64, the prompt followed by generated tokens. lengths: [slots], tokens known. prompt_lengths:
+    [slots], how many of them are the prompt's. soft: vectors in the prompts, by slot. adapters, adapter_keys: [slots],
+    number and key of each slot's LoRA adapter, 0 for none. versions: [slots], how often a slot's tokens were replaced;
+    otherwise tokens are only appended or cut.
     """
 
     def __init__(self, slots: int, max_length: int) -> None:
-        # One more than the cache holds: the last token that is generated need not be read again.
+        # One more than the cache holds: the last generated token need not be read again.
         self.tokens: Ints = np.zeros((slots, max_length + 1), np.int64)
         self.lengths: Ints = np.zeros(slots, np.int64)
         self.prompt_lengths: Ints = np.zeros(slots, np.int64)
@@ -59,7 +59,7 @@ class Sequences:
         soft: SoftTokens | None = None,
         adapter: AdapterId = NO_ADAPTER,
     ) -> None:
-        """Begin a sequence. generated: what it had made before it lost its slot."""
+        """Start a sequence. generated: tokens from before a preemption."""
         prompt, length = len(prompt_ids), len(prompt_ids) + len(generated)
         self.tokens[slot, :prompt] = prompt_ids
         if length > prompt:
@@ -91,12 +91,12 @@ class Sequences:
         return self.tokens[slot, self.prompt_lengths[slot] : self.lengths[slot]]
 
     def known(self, slot: int) -> Ints:
-        """Return a copy of the tokens after the prompt that the host knows: those it does not know are the last."""
+        """Return a copy of the generated tokens that the host knows; unknown ones are always the last."""
         ids = self.generated(slot)
         return ids[ids != UNKNOWN] if ids.size and ids.item(-1) == UNKNOWN else ids.copy()
 
     def keyed(self, slot: int, ids: Ints) -> Ints:
-        """Return tokens of a slot's sequence as they are compared with others': those of other adapters are others."""
+        """Return tokens of a slot's sequence in the form in which they are compared: those of other adapters differ."""
         return keyed(ids, int(self.adapter_keys[slot]))
 
     def _set_soft(self, slot: int, soft: SoftTokens | None) -> None:
@@ -107,5 +107,5 @@ class Sequences:
 
 
 def keyed(ids: Ints, adapter_key: int) -> Ints:
-    """Return token ids as they are compared: what one adapter has cached is never another's."""
+    """Return token ids in the form in which they are compared: no adapter's cache equals another's."""
     return ids + (adapter_key << TOKEN_BITS) if adapter_key else ids

@@ -1,4 +1,4 @@
-"""Vectors in a prompt where it has placeholder tokens: what the language model sees of an image."""
+"""Vectors in place of a prompt's placeholder tokens: what the language model sees of an image."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SoftTokens:
         assert len(self.places) == len(self.vectors) == len(self.keys)
 
     def within(self, start: int, stop: int) -> slice:
-        """Return which of the vectors are at positions from `start` to `stop`."""
+        """Return the slice of vectors at positions from `start` to `stop`."""
         first, last = np.searchsorted(self.places, (start, stop)).tolist()
         return slice(first, last)
 
@@ -57,7 +57,7 @@ class SoftTokens:
         return first if first > start else int(end)
 
     def rope_at(self, start: int, count: int) -> Ints | None:
-        """Return M-RoPE's positions [3, count] from `start` on: after the prompt all three go on from its largest."""
+        """Return M-RoPE's positions [3, count] from `start` on; after the prompt, all axes count up from its largest."""
         if self.rope_positions is None:
             return None
         length = self.rope_positions.shape[1]
@@ -68,19 +68,19 @@ class SoftTokens:
 
 
 def run_ends(indices: Ints) -> Ints:
-    """Return for each of ascending `indices` [P] the position after the last one of its run of neighbours."""
+    """Return, for each of ascending `indices` [P], the index after the last of its run of consecutive ones."""
     last = np.append(np.diff(indices) > 1, np.ones(min(len(indices), 1), np.bool_))
     ends: Ints = indices[last][np.cumsum(last) - last] + 1
     return ends
 
 
 def runs_of(values: Ints, ends: Ints) -> list[Ints]:
-    """Return `values` [P] by runs of neighbouring places, which `run_ends` tells apart."""
+    """Return `values` [P] grouped by runs of consecutive positions, as told apart by `run_ends`."""
     return np.split(values, np.flatnonzero(np.diff(ends)) + 1)
 
 
 def pieces(length: int, size: int, soft: SoftTokens | None) -> Iterator[slice]:
-    """Yield a prompt's pieces of `size` tokens, less or more where images are computed whole."""
+    """Yield a prompt's chunks of `size` tokens, shorter or longer to keep images together."""
     start = 0
     while start < length:
         stop = min(start + size, length)
@@ -90,7 +90,7 @@ def pieces(length: int, size: int, soft: SoftTokens | None) -> Iterator[slice]:
 
 
 def shared_length(one: SoftTokens | None, other: SoftTokens | None) -> int | None:
-    """Return how many tokens two prompts of equal ids share, None if their vectors part nowhere."""
+    """Return the length of the prefix that two prompts of equal ids share; None if their vectors are all equal."""
     ends = []
     for mine, theirs in ((one, other), (other, one)):
         keys = {} if theirs is None else dict(zip(theirs.places.tolist(), theirs.keys.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""How many tokens a bundle's draft head guesses in a step."""
+"""The number of tokens that a bundle's draft head guesses per step."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
 
 SPECULATOR_TOKENS = 3
-"""Tokens that a bundle's draft head guesses in a step, unless the user says otherwise."""
+"""Default number of tokens that a bundle's draft head guesses per step."""
 _OPTION = "speculate"
 
 
 def speculator_tokens(bundle: Bundle, speculate: int | None, *, has_others: bool = False) -> int:
-    """Return how many tokens the bundle's draft head guesses: `speculate`, or by default some if it has one.
+    """Return how many tokens the bundle's draft head guesses: `speculate`, or a default if it has a draft head.
 
-    has_others: whether something else guesses. Raises RequestError for a number without a head or above what it can
-    guess, and for two ways to guess.
+    has_others: whether another proposer is configured. Raises RequestError for a number without a draft head or above
+    its limit, and for two proposers.
     """
     decoder = bundle.manifest.decoder
     speculator = None if decoder is None else decoder.speculator

@@ -1,4 +1,4 @@
-"""What prompts and settings are checked against: a language model's bundle before its network is opened."""
+"""A language model's bundle before its network is opened: everything that prompts and settings are checked against."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 
 _NEVER = -1e9
-"""Added to the score of a token that is never to be chosen."""
+"""Added to the score of a token that must never be chosen."""
 
 
 @dataclass(frozen=True)
 class TextBundle:
-    """A language model's bundle. max_length: tokens a slot holds. vocab_size: of the network's logits.
+    """A language model's bundle. max_length: tokens per slot. vocab_size: of the network's logits.
 
-    tokenizer: None if the bundle has none; then prompts are token ids. slots: sequences that its engine takes at once.
-    has_all_logits: the engine gives those of every token, not of the last only. images: None if it takes none.
-    encoded: None if it has no encoder.
+    tokenizer: None if the bundle has none; prompts are then token ids. slots: concurrent sequences of its engine.
+    has_all_logits: whether the engine outputs logits of every token. images: None if it takes none. encoded: None if it
+    has no encoder.
     """
 
     bundle: Bundle
@@ -57,14 +57,14 @@ class TextBundle:
 
     @cached_property
     def reader(self) -> PromptReader:
-        """Makes tokens of prompts."""
+        """Turns prompts into tokens."""
         record = self.bundle.manifest.encoder
         length = self.max_length if record is None or record.audio is not None else record.length
         return PromptReader(self.tokenizer, self.images, length, self.encoded)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """What settings are resolved against."""
+        """The vocabulary that settings are resolved against."""
         eos_ids = eos_token_ids(self.path / "model")
         if self.tokenizer is None:
             return Vocabulary(self.vocab_size, eos_ids)
@@ -72,10 +72,9 @@ class TextBundle:
         return Vocabulary(self.vocab_size, eos_ids, encode, GuideFactory(self.tokenizer.hf, eos_ids))
 
     def prepare(self, prompt: AnyPrompt, params: SamplingParams) -> PreparedPrompt:
-        """Tokenize a prompt and resolve its settings: what takes long for a large request, and computes with no torch.
+        """Tokenize a prompt and resolve its settings: the slow part of a large request, without torch.
 
-        It changes nothing here, so that another thread may do it. A prepared prompt stays as it is.
-        Raises RequestError for what cannot be served.
+        Nothing here is changed, so that another thread may do it. Raises RequestError if the prompt cannot be served.
         """
         if isinstance(prompt, PreparedPrompt):
             return prompt
@@ -85,7 +84,7 @@ class TextBundle:
         return PreparedPrompt(read, Settings.resolve(self._spoken(params, read.ids), self.vocabulary))
 
     def _spoken(self, params: SamplingParams, ids: Sequence[int]) -> SamplingParams:
-        """Return settings that also bar what an encoder-decoder model never says, or not at the beginning."""
+        """Return settings that also bar what an encoder-decoder model must not generate, or not at the start."""
         if self.encoded is None:
             return params
         barred = dict.fromkeys(self.encoded.suppressed, _NEVER)
@@ -97,7 +96,7 @@ class TextBundle:
         )
 
     def check(self, prepared: PreparedPrompt) -> PreparedPrompt:
-        """Return the prompt with its images inserted. Raises RequestError if no run could serve it."""
+        """Return the prompt with its images inserted. Raises RequestError if it can never be served."""
         if prepared.read.merged is None:
             prepared = replace(prepared, read=self.reader.merge(prepared.read))
         check_request(Request("", prepared.read.ids, prepared.settings), self)

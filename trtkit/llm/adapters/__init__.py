@@ -1,4 +1,4 @@
-"""LoRA adapters while an engine runs: which are loaded, which are resident, and whose each rank is."""
+"""LoRA adapters of a running engine: which are loaded, which are resident, and which ranks each owns."""
 
 from trtkit.llm.adapters.adapters import (
     Adapters,

@@ -1,4 +1,4 @@
-"""The LoRA adapters of an engine: loaded by name, resident in shared ranks while requests use them."""
+"""The LoRA adapters of an engine: loaded by name, and resident in shared ranks while requests use them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NAME = re.compile(r"(?!.*\.\.)\w[\w.:@/+-]{0,127}")
 
 
 class Adapters:
-    """Adapters by name. Host memory holds the matrices of all that are loaded; the device's holds those in use.
+    """Adapters by name. Host memory holds the matrices of all loaded ones, the device those in use.
 
     slots: of the network. spec: its model. paths: of layers that take adapters.
     """
@@ -55,22 +55,22 @@ class Adapters:
 
     @property
     def residents(self) -> list[int]:
-        """The numbers of the adapters in the device's memory, the one that was used last at the end."""
+        """Numbers of the adapters on the device, least recently used first."""
         return self._table.residents
 
     @property
     def free_ranks(self) -> int:
-        """Ranks that no adapter has."""
+        """Number of ranks without an adapter."""
         return self._table.free
 
     def read(self, folder: Path | str) -> PreparedAdapter:
-        """Read and check an adapter, by any thread: nothing here changes. Raises SourceError, ProblemsError."""
+        """Read and check an adapter, from any thread: nothing here changes. Raises SourceError, ProblemsError."""
         adapter = open_adapter(Path(folder), self._spec)
         check_adapter(adapter, self._paths, self._most)
         return PreparedAdapter(adapter.digest, adapter.adapter_rank, prepared_matrices(adapter, self._dtype))
 
     def load(self, name: str, adapter: PreparedAdapter | Path | str) -> LoadedAdapter:
-        """Let requests use an adapter. Raises RequestError for a name that is taken, and what `read` does."""
+        """Load an adapter for requests to use. Raises RequestError if the name is taken, and what `read` raises."""
         check_adapter_name(name)
         if name in self._loaded:
             fix = "unload it first, or use another name"
@@ -84,7 +84,7 @@ class Adapters:
         return self._loaded[name]
 
     def unload(self, name: str, running: Collection[int]) -> None:
-        """Let no more requests use an adapter; those that have it go on. Raises RequestError for unknown names.
+        """Unload an adapter: new requests are refused, running ones finish. Raises RequestError for unknown names.
 
         running: numbers of adapters in use.
         """
@@ -96,7 +96,7 @@ class Adapters:
         self.evict_unloaded(running)
 
     def evict_unloaded(self, running: Collection[int]) -> None:
-        """Take the memory of adapters that were unloaded and that no request runs with any longer."""
+        """Free the ranks of unloaded adapters that no request uses any longer."""
         for number in [number for number in self._unloaded if number not in running]:
             self._unloaded.remove(number)
             if self._table.use(number):
@@ -111,7 +111,7 @@ class Adapters:
         return self._loaded[name]
 
     def can_hold(self, adapter: LoadedAdapter, running: Collection[int]) -> bool:
-        """Whether an adapter is in the device's memory, or has room there in place of those that nobody runs with.
+        """Whether an adapter is on the device, or fits there if idle ones are evicted.
 
         running: numbers of adapters in use, which stay.
         """
@@ -119,14 +119,14 @@ class Adapters:
         return is_resident or self._table.to_evict(adapter.rank, running) is not None
 
     def beside(self, adapter: LoadedAdapter, running: Collection[int]) -> set[int]:
-        """Return which adapters in use requests may still begin with while one waits that cannot be held.
+        """Return the adapters that new requests may use while `adapter` waits for room, without delaying it.
 
         running: numbers of adapters in use.
         """
         return self._table.to_keep(adapter.rank, running)
 
     def hold(self, adapter: LoadedAdapter, running: Collection[int]) -> None:
-        """Bring an adapter that `can_hold` into the device's memory, in place of those used longest ago."""
+        """Load an adapter that `can_hold` onto the device, evicting the least recently used."""
         if self._table.use(adapter.id.number):
             return
         for number in self._table.to_evict(adapter.rank, running) or ():
@@ -138,12 +138,12 @@ class Adapters:
         self._slots.write(rows, adapter.id.number, adapter.matrices)
 
     def sleep(self) -> None:
-        """Let go of the device's memory; adapters stay loaded."""
+        """Drop the device's memory; adapters stay loaded."""
         self._slots, self._table = None, RankTable(self._most)
         self._unloaded.clear()
 
     def wake(self, slots: AdapterSlots) -> None:
-        """Use the device's memory anew."""
+        """Use new device memory."""
         self._slots = slots
 
     def _is_loaded(self, number: int) -> bool:
@@ -180,7 +180,7 @@ def check_adapters(bundle: Bundle, folders: Mapping[str, str | Path], model: str
 
 
 def check_adapter_name(name: str, model: str | None = None) -> None:
-    """Raise RequestError for a name that an adapter cannot have. model: the name under which its model is served."""
+    """Raise RequestError for an invalid name. model: the name under which the adapter's model is served."""
     if name == model:
         raise RequestError(f"`{name}` is the name of the model", "adapter", "give the adapter another name")
     if not _NAME.fullmatch(name):
@@ -190,14 +190,14 @@ def check_adapter_name(name: str, model: str | None = None) -> None:
 
 
 def no_adapters() -> GenerationError:
-    """Return the error for an adapter where the engine takes none."""
+    """Return the error for an adapter if the engine takes none."""
     fix = "build with `--set llm.lora.max_rank_sum=64`, or merge one adapter: `--set source.lora=FOLDER`"
     return RequestError("the engine takes no LoRA adapters", "adapter", fix)
 
 
 @dataclass(frozen=True)
 class LoadedAdapter:
-    """An adapter by the name that requests use."""
+    """An adapter under the name that requests use."""
 
     name: str
     id: AdapterId
@@ -215,7 +215,7 @@ class PreparedAdapter:
 
     @property
     def key(self) -> int:
-        """A number of KEY_BITS, of the digest."""
+        """A number of KEY_BITS bits from the digest."""
         return int.from_bytes(sha256(self.digest.encode()).digest()[:8], "little") % ((1 << KEY_BITS) - 1) + 1
 
 
@@ -241,7 +241,7 @@ def _by_rank(part: LowRank) -> tuple[Array, Array]:
 
 
 class RankTable:
-    """Ranks by adapter, the one that was used last at the end. Any free ranks will do: they need not be neighbours."""
+    """Ranks by adapter, least recently used first. An adapter's ranks need not be consecutive."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -250,22 +250,22 @@ class RankTable:
 
     @property
     def free(self) -> int:
-        """Ranks that no adapter has."""
+        """Number of ranks without an adapter."""
         return len(self._free)
 
     @property
     def residents(self) -> list[int]:
-        """The adapters that have ranks, the one that was used last at the end."""
+        """The adapters that have ranks, least recently used first."""
         return list(self._ranks)
 
     def use(self, adapter: int) -> bool:
-        """Note that an adapter is used now; return whether it has ranks."""
+        """Mark an adapter as used now; return whether it has ranks."""
         if adapter in self._ranks:
             self._ranks.move_to_end(adapter)
         return adapter in self._ranks
 
     def to_evict(self, needed: int, running: Collection[int]) -> list[int] | None:
-        """Return which adapters to evict, those used longest ago first, so that `needed` ranks are free.
+        """Return the adapters to evict, least recently used first, so that `needed` ranks become free.
 
         running: adapters that stay. None if there would be too few.
         """
@@ -282,8 +282,8 @@ class RankTable:
     def to_keep(self, needed: int, running: Collection[int]) -> set[int]:
         """Return which of the running adapters leave room for `needed` ranks, however long they run.
 
-        Those in use stay the same or become fewer while nobody else begins, so one that waits for the ranks gets them
-        when the requests of all others have ended.
+        While no others start, the set in use only shrinks; an adapter that waits for the ranks therefore gets them once
+        all other requests have ended.
         """
         kept, free = set(), self.count - needed
         for adapter in sorted(number for number in self._ranks if number in running):
@@ -293,13 +293,13 @@ class RankTable:
         return kept
 
     def take(self, adapter: int, count: int) -> list[int]:
-        """Give an adapter `count` free ranks, the lowest; return them."""
+        """Give an adapter the lowest `count` free ranks; return them."""
         self._free.sort(reverse=True)
         self._ranks[adapter] = ranks = [self._free.pop() for _ in range(count)]
         return ranks
 
     def release(self, adapter: int) -> list[int]:
-        """Take an adapter's ranks; return them."""
+        """Free an adapter's ranks; return them."""
         ranks = self._ranks.pop(adapter)
         self._free += ranks
         return ranks

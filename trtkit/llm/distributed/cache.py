@@ -1,4 +1,7 @@
-"""The KV caches of all ranks, and their blocks on the host, as one: every rank does with its own what rank 0 does."""
+"""The KV caches of all ranks, and their blocks on the host, as one:
+
+every rank repeats rank 0's operations on its own.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class GroupCache:
-    """A SequenceCache of all ranks. A saved sequence holds every rank's part, by rank.
+    """A SequenceCache of all ranks. A saved sequence holds every rank's part, in rank order.
 
-    local: rank 0's. arrays: those of every rank. run: tells the other ranks a message and does rank 0's share of it.
+    local: rank 0's. arrays: those of every rank. run: sends the other ranks a message and does rank 0's share of it.
     """
 
     def __init__(
@@ -46,13 +49,13 @@ class GroupCache:
 
     @property
     def pages(self) -> PageTables | None:
-        """Which pages hold which slot's tokens; rank 0 decides for all."""
+        """The page tables; rank 0 allocates pages for all ranks."""
         return self._own.pages
 
     def prepare(self, call: Call) -> Call:
-        """Return a call with the pages of its rows, for every rank; each copies pages when it runs the call.
+        """Return a call with the pages of its rows, for every rank; each rank copies pages when it runs the call.
 
-        All rows run together where another rank has states, which lie in neighbouring slots, or no pages at all.
+        All rows run together if another rank has states, which are in consecutive slots, or no pages at all.
         """
         placed = self._own.assign(call)
         if placed.pages is None or (not self.has_states and all(part.arrays for part in self._parts)):
@@ -61,7 +64,7 @@ class GroupCache:
 
     @property
     def has_slot_memory(self) -> bool:
-        """Whether a slot holds parts of its sequence besides keys and values."""
+        """Whether a slot holds more of its sequence than keys and values."""
         return self.has_states
 
     @property
@@ -71,7 +74,7 @@ class GroupCache:
 
     @property
     def block_multiple(self) -> int:
-        """What divides the tokens of blocks that are saved on their own."""
+        """Divisor of the tokens of blocks saved on their own."""
         return self._own.block_multiple
 
     def copy(self, source: int, target: int, tokens: slice) -> None:
@@ -80,33 +83,36 @@ class GroupCache:
         self.carry_out([CopyTokens(source, target, start, stop)])
 
     def carry_out(self, copies: Sequence[Copy]) -> None:
-        """Do a batch's copies within the caches, in order, on every rank."""
+        """Carry out a batch's copies within the caches, in order, on every rank."""
         message = Message("carry_out", {"copies": to_json(tuple(copies))})
         self._run(message, lambda: self._own.carry_out(copies))
 
     def tell(self, slot: int, pages: Sequence[int]) -> None:
-        """Take in which pages a slot's tokens are; the other ranks learn it with each call."""
+        """Record the pages that hold a slot's tokens; the other ranks learn them with each call."""
         self._own.tell(slot, pages)
 
     def set_pages(self, changes: Ints) -> None:
-        """Take what has changed in page tables; the other ranks learn it with each call."""
+        """Apply changes of page tables; the other ranks learn them with each call."""
         self._own.set_pages(changes)
 
     def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
-        """Copy a cached token within each slot: [R] slots, and each one's place and new place."""
+        """Copy one cached token within each slot: slots [R], source and target positions [R]."""
         fields = {"slots": slots.tolist(), "sources": sources.tolist(), "targets": targets.tolist()}
         self._run(Message("move", fields), lambda: self._own.move(slots, sources, targets))
 
     def mark(self, rows: slice) -> None:
-        """Keep the states of neighbouring slots as they are now, for `rewind`."""
+        """Save the states of consecutive slots, for `rewind`."""
         self._run(Message("mark", {"start": rows.start, "stop": rows.stop}), lambda: self._own.mark(rows))
 
     def rewind(self, slots: Sequence[int]) -> None:
-        """Let the states of slots be again what they were when the slots were marked."""
+        """Restore the states of slots to those saved by `mark`."""
         self._run(Message("rewind", {"slots": slots}), lambda: self._own.rewind(slots))
 
     def form(self, tokens: int) -> CacheForm:
-        """Return what a saved sequence of `tokens` tokens is: each rank's arrays, with the rank in their names."""
+        """Return the layout of a saved sequence of `tokens` tokens:
+
+        each rank's arrays, with the rank in their names.
+        """
         named = [
             replace(array, name=f"rank{rank}/{array.name}")
             for rank, part in enumerate(self._parts)
@@ -115,14 +121,14 @@ class GroupCache:
         return CacheForm(self.model, tokens, tuple(named))
 
     def save(self, slot: int, count: int) -> SavedSequence:
-        """Return the first `count` tokens of a slot, copied from all ranks."""
+        """Copy the first `count` tokens of a slot from all ranks to the host."""
         check_tokens(count, self._own.max_length)
         form = self.form(count)
         data = torch.empty(form.size_bytes, dtype=torch.uint8)
 
         def gather() -> None:
             for rank, (start, stop) in enumerate(self._bounds(count)):
-                if rank and start < stop:  # a rank of a context may hold none of a few tokens
+                if rank and start < stop:  # with shared positions, a rank may hold none of a few tokens
                     data[start:stop] = self._channel.receive(rank, (stop - start,), torch.uint8)
                 elif not rank:
                     data[start:stop] = self._own.save(slot, count).data
@@ -132,7 +138,7 @@ class GroupCache:
         return SavedSequence(form, data)
 
     def load(self, slot: int, saved: SavedSequence) -> None:
-        """Begin a slot with a saved sequence. Raises ExecutionError for what `check` refuses."""
+        """Load a saved sequence into a slot. Raises ExecutionError for what `check` refuses."""
         self.check(saved)
         starts = [start for start, _ in self._bounds(saved.tokens)]
         self._own.make_room(slot, saved.tokens)
@@ -141,27 +147,27 @@ class GroupCache:
         self._run(message, lambda: load_part(self._own, 0, message))
 
     def blocks(self, tokens: int) -> GroupBlocks | None:
-        """Return what copies blocks of so many tokens to and from rank 0's host; None for recurrent states."""
+        """Return what copies blocks of `tokens` tokens to and from rank 0's host; None for recurrent states."""
         if self.has_slot_memory:
             return None
         local = self._own.blocks(tokens) if self._own.specs else NoBlocks(tokens, self._own.max_length // tokens)
         return None if local is None else GroupBlocks(local, self._parts, self._channel, self._run)
 
     def check(self, saved: SavedSequence) -> None:
-        """Raise ExecutionError for a sequence of another model or grid, of too many tokens or too few bytes."""
+        """Raise ExecutionError if a sequence is of another model or grid, is too long, or lacks bytes."""
         check_saved(saved, self.form(saved.tokens), self._own.max_length)
 
     def close(self) -> None:
-        """Give rank 0's memory back."""
+        """Free rank 0's memory."""
         self._own.close()
 
     def _tell_pages(self, slot: int) -> None:
-        """Let every rank know in which pages a slot's tokens are."""
+        """Send every rank the pages that hold a slot's tokens."""
         if isinstance(self._own, PagedCache):
             self._run(Message("table", {"slot": slot, "pages": self._own.table[slot].tolist()}), lambda: None)
 
     def _bounds(self, tokens: int) -> list[tuple[int, int]]:
-        """Return where each rank's part of a saved sequence begins and ends."""
+        """Return the bounds of each rank's part of a saved sequence, in bytes."""
         bounds, start = [], 0
         for part in self._parts:
             size = replace(part, tokens=tokens).size_bytes
@@ -171,7 +177,7 @@ class GroupCache:
 
 
 def load_part(local: KvCache, rank: int, message: Message) -> None:
-    """Begin a slot with this rank's part of a saved sequence."""
+    """Load this rank's part of a saved sequence into a slot."""
     slot, tokens = message.number("slot"), message.number("tokens")
     form = local.form(tokens)
     start = message.numbers("starts")[rank]
@@ -179,9 +185,10 @@ def load_part(local: KvCache, rank: int, message: Message) -> None:
 
 
 class GroupBlocks:
-    """A CacheBlocks of all ranks. A block holds every rank's part, by rank. Nothing is copied meanwhile.
+    """A CacheBlocks of all ranks. A block holds every rank's part, in rank order. Copies are synchronous.
 
-    local: rank 0's. parts: what a block of each rank is. run: sends the other ranks a message, does its own share.
+    local: rank 0's. parts: layout of a block on each rank. run: sends the other ranks a message and does rank 0's
+    share.
     """
 
     def __init__(
@@ -198,7 +205,7 @@ class GroupBlocks:
     is_waited_for = True
 
     def places(self, slot: int, first: int, count: int) -> list[int]:
-        """Return where a slot's blocks are: the same places on every rank."""
+        """Return the numbers of a slot's blocks, which are the same on every rank."""
         return self._own.places(slot, first, count)
 
     def save(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], bool]:
@@ -225,20 +232,20 @@ class GroupBlocks:
         return lambda: None
 
     def last_copy(self) -> None:
-        """Return None: who calls measures."""
+        """Return None: the caller measures copies."""
 
     def settle(self) -> None:
-        """Return at once: every copy has been waited for."""
+        """Return at once: every copy has finished."""
 
     def memory(self, count: int) -> torch.Tensor:
-        """Return host memory for so many blocks."""
+        """Return host memory for `count` blocks."""
         return torch.empty(count, self.size_bytes, dtype=torch.uint8)
 
 
 class NoBlocks:
-    """A CacheBlocks of a rank whose layers have no attention: it has no part of blocks, but says where they are.
+    """A CacheBlocks of a rank whose layers have no attention: it holds no part of blocks, but numbers them.
 
-    blocks_of_slot: how many blocks a slot has on the other ranks.
+    blocks_of_slot: number of blocks per slot on the other ranks.
     """
 
     size_bytes = 0
@@ -248,7 +255,7 @@ class NoBlocks:
         self.tokens, self._blocks_of_slot = tokens, blocks_of_slot
 
     def places(self, slot: int, first: int, count: int) -> list[int]:
-        """Return where a slot's blocks are: numbers over all slots."""
+        """Return the numbers of a slot's blocks: indices over all slots."""
         start = slot * self._blocks_of_slot + first
         return list(range(start, start + count))
 
@@ -267,7 +274,7 @@ class NoBlocks:
         """Return at once."""
 
     def memory(self, count: int) -> torch.Tensor:
-        """Return rows of no bytes."""
+        """Return rows without bytes."""
         return torch.empty(count, 0, dtype=torch.uint8)
 
 

@@ -32,7 +32,7 @@ class Channel:
         self._group = group
 
     def tell(self, message: Message) -> None:
-        """Send a message from rank 0 to every other rank; returns once all have taken it."""
+        """Send a message from rank 0 to every other rank; return once all have received it."""
         data = message.data()
         first = torch.zeros(_FIRST_BYTES, dtype=torch.uint8)
         first[:_SIZE_BYTES] = torch.tensor([len(data)]).view(torch.uint8)
@@ -55,7 +55,7 @@ class Channel:
         return Message.read(data)
 
     def send(self, rank: int, tensor: torch.Tensor, tag: int = 0) -> Work:
-        """Begin to send a tensor, which must not change before the returned work is done."""
+        """Start sending a tensor, which must not change before the returned work is done."""
         with _connected():
             return self._group.send([_bytes(tensor)], rank, tag)
 
@@ -80,7 +80,7 @@ class Channel:
 
 @contextlib.contextmanager
 def _connected() -> Iterator[None]:
-    """Raise RankError for what gloo raises; the cause is known to the watch."""
+    """Turn gloo's errors into RankError; the watch knows the cause."""
     try:
         yield
     except RuntimeError as error:
@@ -89,5 +89,5 @@ def _connected() -> Iterator[None]:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a contiguous tensor's bytes: gloo does not know every type."""
+    """Return a view of a contiguous tensor's bytes: gloo does not support every type."""
     return tensor.view(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""A decoder over several ranks, as the generation engine sees it: one DecoderExecution."""
+"""A decoder over several ranks, as a single DecoderExecution for the engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What a rank tells the others when it has opened its network. arrays: its caches.
+    """Facts that a rank sends the others once it has opened its network. arrays: its caches.
 
     row_tokens: see PackedCalls; 1 if its network is not packed.
     """
@@ -41,7 +41,7 @@ class RankFacts:
 
 
 class DistributedDecoder:
-    """Rank 0 of a group. Tokens are on the host before each call, since every rank reads them.
+    """Rank 0 of a group. The host knows all tokens before each call, since every rank reads them.
 
     Raises RankError from every method once a rank has failed.
     """
@@ -57,21 +57,21 @@ class DistributedDecoder:
         self._row_tokens = min(rank_facts.row_tokens for rank_facts in facts)
         self.vocab_size, self.has_all_logits = last.vocab_size, last.has_all_logits
         self.tokens, self.calls = local.tokens, local.calls
-        if runner.is_pipeline:  # the last stage sends logits through the host, where they are drawn from
+        if runner.is_pipeline:  # the last stage sends logits through the host, where they are sampled
             self.tokens = local.tokens.cpu()
         self.cache = GroupCache(local.cache, [rank_facts.arrays for rank_facts in facts], group.channel, self._run)
         self.adapters = None if local.adapters is None else GroupAdapters(local.adapters, self._run)
         self.description = f"{local.description}, {len(facts)} ranks"
-        self._end = weakref.finalize(self, group.close)  # when dropped, and at the end of the program
+        self._end = weakref.finalize(self, group.close)  # when dropped, and at exit
 
     @property
     def pipeline_steps(self) -> PipelineSteps:
-        """The steps of the pipeline so far, of which some were idle."""
+        """The pipeline's steps so far, including idle ones."""
         return self._runner.steps
 
     @property
     def member_pids(self) -> Mapping[int, int]:
-        """The process ids of the ranks that this process started, by rank."""
+        """Process ids of the ranks that this process started, by rank."""
         return self._group.member_pids
 
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
@@ -84,22 +84,22 @@ class DistributedDecoder:
 
     @property
     def packed(self) -> DistributedDecoder | None:
-        """This, if every rank's network is packed."""
+        """This decoder, if every rank's network is packed."""
         return None if self._runner.execution.packed is None else self
 
     @property
     def token_tile(self) -> int:
-        """That of every rank; see PackedCalls."""
+        """Tile of every rank; see PackedCalls."""
         packed = self._runner.execution.packed
         return 1 if packed is None else packed.token_tile
 
     @property
     def row_tokens(self) -> int:
-        """How many all ranks have room for; see PackedCalls."""
+        """Smallest limit of all ranks; see PackedCalls."""
         return self._row_tokens
 
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
-        """Run slots that decode and slots that read prompts on every rank at once; see PackedCalls."""
+        """Run decoding slots and slots that read prompts in one call on every rank; see PackedCalls."""
         packed = packed.placed(self._placed)
         with self._group.guarded():
             self._group.channel.tell(self._writer.packed(packed))
@@ -115,25 +115,25 @@ class DistributedDecoder:
         return self.cache.prepare(call)
 
     def check(self, call: Call) -> torch.Tensor:
-        """Run a call at the start. Raises RankError where the ranks' logits differ, or are not finite."""
+        """Run a call when the bundle opens. Raises RankError if the ranks' logits differ or are not finite."""
         return self._logits("check", call, self._runner.check)
 
     def slots_to_run(self, slots: slice) -> slice:
-        """Return which slots rank 0's engine runs best; the others are alike."""
+        """Return the slots that rank 0's engine should run; the other ranks are alike."""
         return self._runner.execution.slots_to_run(slots)
 
     def tokens_to_run(self, tokens: int, most: int) -> int:
-        """Return how many tokens of a row rank 0's engine runs best; the others are alike."""
+        """Return the tokens per row that rank 0's engine should run; the other ranks are alike."""
         return self._runner.execution.tokens_to_run(tokens, most)
 
     def prepare(self) -> None:
-        """Do nothing: ranks have connected their contexts."""
+        """Do nothing: ranks have created and connected their contexts."""
 
     def warm_up(self, _draws: object, _guesses: int) -> None:
-        """Do nothing: the steps of several ranks are not captured, and the start has run some."""
+        """Do nothing: steps of several ranks are not captured, and opening has run some."""
 
     def layer_seconds(self, call: Call) -> dict[str, float]:
-        """Run new tokens; return how long each of rank 0's layers took. Raises ExecutionError for a pipeline."""
+        """Run new tokens; return the time of each of rank 0's layers. Raises ExecutionError for a pipeline."""
         if self._runner.is_pipeline:
             what = "the layers of a pipeline's stages cannot be timed"
             raise ExecutionError(what, "parallel.pipeline", "time a bundle without pipeline stages")
@@ -149,7 +149,7 @@ class DistributedDecoder:
         self._end()
 
     def _logits(self, name: MessageName, call: Call, run: Callable[[Call], torch.Tensor | None]) -> torch.Tensor:
-        """Let every rank run a call; return its logits, from the last stage if rank 0 is not in it."""
+        """Run a call on every rank; return its logits, from the last stage if rank 0 is not in it."""
         rows, size = call.ids.shape
         call = self.cache.prepare(call)
         with self._group.guarded():
@@ -161,7 +161,7 @@ class DistributedDecoder:
         return logits
 
     def _run(self, message: Message, work: Callable[[], None]) -> None:
-        """Let every rank do what a message says; `work` is rank 0's share."""
+        """Send a message to every rank and do `work`, rank 0's share of it."""
         with self._group.guarded():
             self._group.channel.tell(message)
             work()

@@ -1,4 +1,4 @@
-"""Prompts of encoder-decoder models: what their encoder takes, the encoder, and the tokens that answers begin with."""
+"""Prompts of encoder-decoder models: the encoder and its input, and the tokens that answers start with."""
 
 from trtkit.llm.encoded.encoder import Encoder, open_encoder, reference_encoder
 from trtkit.llm.encoded.prompts import AudioPrompts, EncoderPrompt, EncoderPrompts, TextPrompts

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Encoder:
-    """From features or ids to what each decoder layer reads. run: the network, inputs and outputs by name."""
+    """Turns features or ids into what each decoder layer reads. run: the network, inputs and outputs by name."""
 
     def __init__(self, record: EncoderRecord, run: Run) -> None:
         self._record, self._names, self._run = record, output_names(record.layers), run
@@ -50,7 +50,7 @@ class Encoder:
 
 
 def open_encoder(bundle: Bundle, runtime: Runtime = "auto") -> Encoder:
-    """Open the encoder of a bundle. Raises BundleError where its file is not the one that was built."""
+    """Open the encoder of a bundle. Raises BundleError if its file is not the one that was built."""
     record = bundle.manifest.encoder
     assert record is not None
     device = engine_device(runtime)

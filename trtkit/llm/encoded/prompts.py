@@ -1,4 +1,4 @@
-"""Prompts of encoder-decoder models: text, or audio files as features, and the tokens that answers begin with."""
+"""Prompts of encoder-decoder models: text, or audio files as features, and the tokens that answers start with."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _START = "decoder_start_token_id"
 
 @dataclass(frozen=True, eq=False)
 class EncoderPrompt:
-    """Tokens that the decoder begins with, and what the encoder takes: features [bins, frames] or ids [S].
+    """Tokens that the decoder starts with, and the encoder's input: features [bins, frames] or ids [S].
 
     text: the prompt's, if it has one.
     """
@@ -51,9 +51,9 @@ class PromptTokenizer(Protocol):
 
 
 class EncoderPrompts(ABC):
-    """Reads the prompts of an encoder-decoder model; the encoder is not needed for that.
+    """Reads the prompts of an encoder-decoder model; this does not need the encoder.
 
-    folder: has `config.json` and, if the model has one, `generation_config.json`.
+    folder: with `config.json` and, if the model has one, `generation_config.json`.
     """
 
     def __init__(self, record: EncoderRecord, folder: Path) -> None:
@@ -68,7 +68,7 @@ class EncoderPrompts(ABC):
 
     @abstractmethod
     def read(self, prompt: object, reader: PromptTokenizer) -> EncoderPrompt:
-        """Return a prompt as both networks take it. Raises RequestError for one that cannot be used."""
+        """Return a prompt as both networks take it. Raises RequestError for an invalid prompt."""
 
     def soft_tokens(self, prompt: EncoderPrompt, encoder: Encoder) -> SoftTokens:
         """Run the encoder; return what the decoder's layers read."""
@@ -92,7 +92,7 @@ class TextPrompts(EncoderPrompts):
     """Reads prompts whose text, or token ids, the encoder takes."""
 
     def read(self, prompt: object, reader: PromptTokenizer) -> EncoderPrompt:
-        """Return a prompt as both networks take it. Raises RequestError for one that cannot be used."""
+        """Return a prompt as both networks take it. Raises RequestError for an invalid prompt."""
         if isinstance(prompt, dict):
             other = [name for name in ("audio", "messages") if prompt.get(name) is not None]
             if other:
@@ -102,11 +102,11 @@ class TextPrompts(EncoderPrompts):
         return self.merge([self._start], ids, text)
 
     def ids(self) -> list[int]:
-        """Return the token that an answer begins with."""
+        """Return the token that an answer starts with."""
         return [self._start]
 
     def merge(self, ids: Sequence[int], source: Sequence[int], text: str | None = None) -> EncoderPrompt:
-        """Return the decoder's tokens with those of the encoder. Raises RequestError for a text of a wrong length."""
+        """Return the decoder's tokens with those of the encoder. Raises RequestError for text of invalid length."""
         limit = self._record.length
         if not 0 < len(source) <= limit:
             fix = "shorten it, or build with a larger `llm.max_source_length`" if source else "give text or token ids"
@@ -133,11 +133,11 @@ class AudioPrompts(EncoderPrompts):
 
     @property
     def seconds(self) -> float:
-        """How much audio the model hears at once."""
+        """Length of audio that the model takes at once, in seconds."""
         return float(self._extractor.n_samples / self._extractor.sampling_rate)
 
     def read(self, prompt: object, reader: PromptTokenizer) -> EncoderPrompt:
-        """Return the tokens that a transcript begins with, or the prompt's own, with its audio's features."""
+        """Return the tokens that a transcript starts with, or the prompt's own, with its audio's features."""
         fix = 'give {"audio": "talk.wav"}, and `language` and `task` if the model has several'
         if not isinstance(prompt, dict) or prompt.get("audio") is None:
             raise RequestError("the model transcribes audio, and the prompt has none", "prompt", fix)
@@ -153,10 +153,10 @@ class AudioPrompts(EncoderPrompts):
         return self.merge(ids, prompt["audio"])
 
     def ids(self, language: str | None = None, task: str | None = None) -> list[int]:
-        """Return the tokens that a transcript begins with, without timestamps.
+        """Return the tokens that a transcript starts with, without timestamps.
 
-        language: a code such as `en`; of a model of several, English if None. Raises RequestError for one that the
-        model does not know, and for a choice that it does not offer.
+        language: a code such as `en`; English if None and the model has several. Raises RequestError for an unknown
+        language, and for a choice that the model does not offer.
         """
         languages, tasks = self._generation.get("lang_to_id", {}), self._generation.get("task_to_id", {})
         ids = [self._start]
@@ -172,7 +172,7 @@ class AudioPrompts(EncoderPrompts):
         return ids if plain is None else [*ids, int(plain)]
 
     def merge(self, ids: Sequence[int], audio: str | Path | Array) -> EncoderPrompt:
-        """Return a prompt's tokens with its audio's features. Raises RequestError for audio that cannot be heard.
+        """Return a prompt's tokens with its audio's features. Raises RequestError for invalid audio.
 
         audio: a path, or samples [N] at the model's own rate.
         """

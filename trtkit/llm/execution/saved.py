@@ -1,4 +1,4 @@
-"""A sequence's cached tokens as one block of bytes, and what says how to read them."""
+"""A sequence's cached tokens as one block of bytes, and its layout."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _ALIGNMENT = 16  # bytes; torch views values only at multiples of their size
 class CacheArray:
     """One cache of a network, or a recurrent state, whose size does not depend on the tokens.
 
-    dtype: torch's name. heads: K. head_dim: H. Of a state: all axes but the last, and the last. context: which of a
-    sequence's tokens it holds.
+    dtype: torch's name. heads: K. head_dim: H. For a state: all axes but the last, and the last. context: the share of
+    a sequence's positions that it holds.
     """
 
     name: str
@@ -33,23 +33,26 @@ class CacheArray:
     context: ContextShare = ALL_POSITIONS
 
     def shape(self, tokens: int) -> tuple[int, ...]:
-        """Return the shape that holds its part of so many tokens."""
+        """Return the shape that holds its share of `tokens` tokens."""
         return (self.heads, self.head_dim) if self.is_state else (self.heads, self.context.count(tokens), self.head_dim)
 
     def size_bytes(self, tokens: int) -> int:
-        """Return the bytes that hold so many tokens."""
+        """Return the bytes that hold `tokens` tokens."""
         return math.prod(self.shape(tokens)) * self.torch_dtype.itemsize
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The type in torch."""
+        """Data type in torch."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
 
 @dataclass(frozen=True)
 class CacheForm:
-    """What a saved sequence is. model: digest of the model that computed it; empty if unknown. tokens: how many."""
+    """Layout of a saved sequence.
+
+    model: digest of the model that computed it; empty if unknown. tokens: their number.
+    """
 
     model: str
     tokens: int
@@ -57,11 +60,11 @@ class CacheForm:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the sequence, with those between arrays."""
+        """Bytes of the sequence, with gaps between arrays."""
         return sum(_aligned(array.size_bytes(self.tokens)) for array in self.arrays)
 
     def saved(self, data: Array) -> SavedSequence | None:
-        """Return the sequence of bytes [N] uint8; None if they are not as many as it has."""
+        """Return the sequence in bytes [N] uint8; None if N is not its size."""
         return SavedSequence(self, torch.from_numpy(data)) if len(data) == self.size_bytes else None
 
     def views(self, data: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -75,7 +78,7 @@ class CacheForm:
         return views
 
     def clear_gaps(self, data: torch.Tensor) -> None:
-        """Write zeros between the arrays of `data` [size_bytes] uint8, whose memory may have held anything."""
+        """Zero the gaps between the arrays of `data` [size_bytes] uint8, whose memory may be uninitialized."""
         start = 0
         for array in self.arrays:
             end = start + array.size_bytes(self.tokens)
@@ -85,7 +88,7 @@ class CacheForm:
     def block_views(self, data: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return each cache [N, K, tokens, H] as a view of N blocks, `data` [N, size_bytes] uint8.
 
-        Values in eight bits are integers, which torch can gather and scatter.
+        8-bit values are returned as integers, which torch can gather and scatter.
         """
         views, start = {}, 0
         for array in self.arrays:
@@ -96,7 +99,7 @@ class CacheForm:
         return views
 
     def difference(self, expected: CacheForm) -> str:
-        """Say why a sequence of this form does not fit caches of the form `expected`; empty if it does."""
+        """Return why a sequence of this layout does not fit caches of layout `expected`; empty if it does."""
         if self.model != expected.model:
             return (
                 f"the saved sequence is of model `{self.model[:12]}`, the caches are of model `{expected.model[:12]}`"
@@ -111,18 +114,18 @@ class CacheForm:
 
 @dataclass(frozen=True, eq=False)
 class SavedSequence:
-    """The cached tokens of a sequence on the host. data: [form.size_bytes] uint8."""
+    """A sequence's cached tokens on the host. data: [form.size_bytes] uint8."""
 
     form: CacheForm
     data: torch.Tensor
 
     @property
     def tokens(self) -> int:
-        """How many tokens it has."""
+        """Number of tokens."""
         return self.form.tokens
 
     def first(self, tokens: int) -> SavedSequence:
-        """Return its first tokens, of which it has as many, as a sequence of its own; it must have no states."""
+        """Return its first tokens as a sequence of their own; it must have at least as many, and no states."""
         if tokens == self.tokens:
             return self
         form = replace(self.form, tokens=tokens)
@@ -134,7 +137,7 @@ class SavedSequence:
 
 
 def check_saved(saved: SavedSequence, expected: CacheForm, max_length: int) -> None:
-    """Raise ExecutionError for a sequence that caches of the form `expected` and `max_length` tokens cannot take."""
+    """Raise ExecutionError if a sequence does not fit caches of layout `expected` and `max_length` tokens."""
     check_tokens(saved.tokens, max_length)
     fault = saved.form.difference(expected)
     if not fault and (saved.data.dtype != torch.uint8 or saved.data.shape != (expected.size_bytes,)):
@@ -144,7 +147,7 @@ def check_saved(saved: SavedSequence, expected: CacheForm, max_length: int) -> N
 
 
 def check_tokens(count: int, max_length: int) -> None:
-    """Raise ExecutionError for more tokens than a slot holds."""
+    """Raise ExecutionError if `count` tokens do not fit a slot."""
     if not 0 < count <= max_length:
         what = f"a slot of {max_length} tokens cannot hold {count}"
         raise ExecutionError(what, "KV cache", "raise `llm.max_sequence_length`, or give fewer tokens")

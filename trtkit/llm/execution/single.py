@@ -1,4 +1,4 @@
-"""Open the network of one rank: on TensorRT where a GPU is present, else on the reference executor."""
+"""Open the network of one rank: on TensorRT if a GPU is present, else on the reference executor."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class OpenOptions:
 
 @dataclass(frozen=True, eq=False)
 class Peers:
-    """A rank among others. gpu: its number on this machine. members: the ranks of its stage; None if it is alone."""
+    """A rank among others. gpu: its index on this machine. members: the ranks of its stage; None if it is alone."""
 
     rank: int
     gpu: int | None = None
@@ -87,7 +87,7 @@ ALONE = Peers(0)
 def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> RankExecution:
     """Open a bundle's network, or that of one rank.
 
-    Raises GenerationError for TensorRT without a GPU, BundleError where the bundle's files or its source have changed.
+    Raises GenerationError for TensorRT without a GPU, BundleError if the bundle's files or its source have changed.
     """
     needs_reference = options.how.needs_all_logits and llm_options(bundle.manifest.config).logits != "all"
     if needs_reference and options.runtime == "tensorrt":
@@ -124,7 +124,7 @@ def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> Ran
 
 
 def _check_resident(bundle: Bundle, how: ExecutionOptions, *, has_engine: bool) -> None:
-    """Refuse to read rows of neurons from files where none are. Raises RequestError."""
+    """Raise RequestError if rows of neurons are to be read from files but the network has none."""
     llm = bundle.manifest.config.llm
     if how.resident_tokens is None:
         return
@@ -137,7 +137,7 @@ def _check_resident(bundle: Bundle, how: ExecutionOptions, *, has_engine: bool) 
 
 
 def _shares(bundle: Bundle, rank: int) -> Callable[[str], MatrixShare]:
-    """Return what gives a rank's share of a layer's matrix."""
+    """Return a function that gives a rank's share of a layer's matrix."""
     spec = read_spec(bundle.path)
     return RankWeights(spec, rank_spec(spec, bundle.manifest.grid, rank), {}).share_of
 
@@ -173,12 +173,12 @@ def _pool(bundle: Bundle, options: OpenOptions, rank: int) -> PoolSize:
 
 
 def _speculator_inputs(bundle: Bundle, options: OpenOptions) -> list[InputSpec]:
-    """Return the inputs of the draft head's network; none if it is not opened."""
+    """Return the inputs of the draft head's network; empty if it is not opened."""
     return [record.spec for record in bundle.manifest.stage(SPECULATOR).inputs] if options.how.has_speculator else []
 
 
 def _pages(bundle: Bundle, options: OpenOptions) -> int | None:
-    """Return how many pages fit the memory for caches, the same number on every rank; None if it is not limited.
+    """Return how many pages fit the memory for caches, the same number on every rank; None without a limit.
 
     Raises RequestError if the caches are linear, or for less memory than two pages take.
     """
@@ -200,7 +200,7 @@ def _pages(bundle: Bundle, options: OpenOptions) -> int | None:
 
 
 def engine_device(runtime: Runtime, gpu: int | None = None) -> Device | None:
-    """Return where TensorRT is to run the engine, on GPU `gpu` if given; None if the reference executor is to compute.
+    """Return the device on which TensorRT runs the engine, GPU `gpu` if given; None for the reference executor.
 
     Raises GenerationError if TensorRT is requested and there is no GPU.
     """
@@ -211,7 +211,7 @@ def engine_device(runtime: Runtime, gpu: int | None = None) -> Device | None:
 
 
 def checked_slots(bundle: Bundle, slots: int | None) -> int:
-    """Return how many slots to open. Raises RequestError for more than the engine has."""
+    """Return the number of slots to open. Raises RequestError for more than the engine has."""
     limit = llm_options(bundle.manifest.config).max_batch_size
     if slots is None:
         return limit

@@ -1,4 +1,4 @@
-"""What a call puts on an engine's stream."""
+"""Sizes and work of a step on an engine's stream."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class PromptSizes:
     """The rows of a packed step that read prompts.
 
     rows: B, from slot `first` on if caches are linear. length: S, of the longest. tokens: P, of all, with idle ones.
-    window: cached tokens that they read. pages: n, pages that hold them. logits: N, in place of one for each token of
-    rows that decode.
+    window: cached tokens that they read. pages: n, pages that hold them. logits: N; None for one per token of decoding
+    rows.
     """
 
     window: int
@@ -30,7 +30,7 @@ class PromptSizes:
     logits: int | None = None
 
     def sizes(self, decoding: int) -> dict[Role, int]:
-        """Return the sizes of dynamic axes next to so many tokens of rows that decode."""
+        """Return the sizes of dynamic axes in a step with `decoding` tokens of decoding rows."""
         return {
             "prompts": self.rows,
             "prompt_length": self.length,
@@ -44,12 +44,12 @@ class PromptSizes:
 
 @dataclass(frozen=True)
 class StreamStep:
-    """What a call puts on the stream after its inputs, by which CUDA graphs are kept. Draws differ if they are others.
+    """What a call enqueues after its inputs; the key of its CUDA graph.
 
-    rows: R, of `size` new tokens, from slot `first` on, or from 0 if all that slots hold are pages. window: cached
-    tokens that attention reads. row_pages: n, pages that hold them, if caches are paged. ranks: of adapters, that are
-    resident. prompts: of a packed network. reads_prompts: whether rows of prompts have tokens. has_vectors: whether
-    rows that decode read vectors of their prompts, which the host has.
+    rows: R, of `size` new tokens each, from slot `first` on, or from 0 if slots hold nothing but pages. window: cached
+    tokens that attention reads. row_pages: n, pages that hold them if caches are paged. ranks: of resident adapters.
+    draw: compared by identity. prompts: of a packed network. reads_prompts: whether rows of prompts have tokens.
+    has_vectors: whether decoding rows read vectors of their prompts, which are on the host.
     """
 
     first: int
@@ -65,12 +65,12 @@ class StreamStep:
 
     @property
     def decodes(self) -> bool:
-        """Whether all rows have one token, and none reads a prompt."""
+        """Whether all rows have one token and none reads a prompt."""
         return self.size == 1 and (self.prompts is None or not self.prompts.rows)
 
     @property
     def sizes(self) -> Mapping[Role, int]:
-        """The sizes of the dynamic axes."""
+        """Sizes of the dynamic axes."""
         sizes: dict[Role, int] = {"batch": self.rows, "new_tokens": self.size, "kv_window": self.window}
         sizes |= {"row_pages": self.row_pages, "adapter_rank": self.ranks}
         return sizes if self.prompts is None else sizes | self.prompts.sizes(self.rows * self.size)

@@ -1,4 +1,4 @@
-"""Steps that an engine runs before its first request, so that no request waits for compilation or capture."""
+"""Runs an engine's steps before its first request, so that no request waits for compilation or capture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOG = logging.getLogger("trtkit.engine")
 
 @dataclass(frozen=True)
 class WarmStep:
-    """A decode step: which slots run, how many new tokens each row has, and how many cached ones attention reads."""
+    """A decode step: slots, new tokens per row, and cached tokens that attention reads."""
 
     slots: slice
     tokens: int
@@ -33,11 +33,11 @@ class WarmStep:
 def warm_up(
     decoder: RankExecution, draws: Sequence[Draw | None], guesses: int, windows: Sequence[int], most: int
 ) -> None:
-    """Run the longest prompt, and each decode step once, at most `most`.
+    """Run the longest prompt, and each kind of decode step once, at most `most` of them.
 
-    No slot is in use: what the steps write into caches is overwritten before anybody reads it.
-    draws: what follows steps of one token a row. guesses: tokens that a row has besides in steps that check guesses; 0
-    if there are none. windows: how many cached tokens steps read.
+    No slot is in use: what the steps write into caches is overwritten before it is read. draws: follow steps of one
+    token per row. guesses: per row in steps that check guesses; 0 if there are none. windows: numbers of cached tokens
+    that steps read.
     """
     counted = replace(decoder.calls)
     steps = list(warm_steps(decoder, draws, guesses, windows))[:most]
@@ -55,7 +55,7 @@ def warm_up(
 def warm_steps(
     decoder: RankExecution, draws: Sequence[Draw | None], guesses: int, windows: Sequence[int]
 ) -> Iterator[WarmStep]:
-    """Yield what `slots_to_run` lets decode steps be, those from slot 0 first."""
+    """Yield the decode steps that `slots_to_run` allows, those from slot 0 first."""
     kinds = [(1, draw) for draw in draws or (None,)]
     if guesses:
         kinds.append((decoder.tokens_to_run(1 + guesses, 1 + guesses), None))
@@ -68,13 +68,13 @@ def warm_steps(
 
 
 def _run(decoder: RankExecution, slots: slice, tokens: tuple[int, int], window: int, draw: Draw | None = None) -> None:
-    """Run rows of idle slots. tokens: of each row, and how many of them are used."""
+    """Run rows of idle slots. tokens: per row, and how many of them are used."""
     rows, (width, used) = slots.stop - slots.start, tokens
     start = 0 if used else max(0, min(window, decoder.max_length - width) - width)
     starts, counts = np.full(rows, start, np.int64), np.full(rows, used, np.int64)
     call = Call(slots.start, np.zeros((rows, width), np.int64), starts, counts)
     page = decoder.cache.page_tokens
-    if page is not None:  # page 0, which nobody reads
+    if page is not None:  # page 0, which is never read
         table = np.zeros((rows, -(-window // page)), np.int32)
         call = replace(call, pages=CallPages(table, page, PageCopies([], [])))
     if decoder.packed is not None and width > 1 and not used:

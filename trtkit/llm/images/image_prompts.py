@@ -1,4 +1,4 @@
-"""Prompts with images: messages to text, tokens with placeholders, and where the images are."""
+"""Prompts with images: from messages to text and tokens with placeholders, and the positions of images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.text import Tokenizer
 
 
-# How a message's content may carry its image: ours, and what others' clients write.
+# How a message's content may carry its image: trtkit's form, and those of other clients.
 _IMAGE_KEYS = ("image", "path")
 
 
@@ -36,9 +36,9 @@ class MergedPrompt:
 
 
 class ImagePrompts:
-    """Reads the prompts of a model that takes images; the vision tower is not needed for that.
+    """Reads the prompts of a model that takes images; this does not need the vision tower.
 
-    folder: has the image processor's files.
+    folder: with the image processor's files.
     """
 
     def __init__(self, record: ImagesRecord, folder: Path, tokenizer: Tokenizer | None) -> None:
@@ -55,7 +55,7 @@ class ImagePrompts:
         self._reader = ImageReader(form, folder)
 
     def merge(self, ids: Sequence[int], images: Sequence[Any]) -> MergedPrompt:
-        """Return a prompt's tokens with the images inserted. Raises RequestError where they do not fit."""
+        """Return a prompt's tokens with the images inserted. Raises RequestError if they do not fit."""
         prepared = tuple(self._reader.prepare(image) for image in images)
         expanded = expand(ids, prepared, self._record, self._tokenizer)
         if self._record.max_block:
@@ -116,7 +116,7 @@ def _kind(part: Any) -> str:
 
 
 def _image_of(part: Mapping[str, Any], left: list[Any]) -> Any:
-    """Return an image part's own image, else the next of those that are left."""
+    """Return an image part's own image, or else the next of those that are left."""
     source = next((part[key] for key in _IMAGE_KEYS if part.get(key) is not None), None)
     if source is not None:
         return source
@@ -137,13 +137,13 @@ class TileTokens:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> TileTokens:
-        """Return those that a tokenizer names, else the usual ones."""
+        """Return the texts that a tokenizer names, or else the usual ones."""
         around = getattr(tokenizer.hf, "fake_image_token", "<fake_token_around_image>")
         return cls(around, getattr(tokenizer.hf, "global_image_token", "<global-img>"))
 
 
 _AROUND = {"start": "<img>", "end": "</img>"}
-"""What InternVL's tokenizers call the tokens around an image's crops, if they do not say it."""
+"""InternVL's tokens around an image's crops, if its tokenizer does not name them."""
 
 
 def expand(
@@ -151,7 +151,7 @@ def expand(
 ) -> list[int]:
     """Return a prompt with a placeholder for every soft token.
 
-    ids: with one placeholder an image, or with all of them already. Raises RequestError where they are not as many.
+    ids: with one placeholder per image, or with all of them already. Raises RequestError if the numbers do not match.
     """
     count = sum(token == record.image_token_id for token in ids)
     total = sum(image.tokens for image in images)
@@ -171,12 +171,12 @@ def expand(
 
 
 def places_of(ids: Sequence[int], record: ImagesRecord) -> Ints:
-    """Return where the placeholders stand [P]."""
+    """Return the positions of the placeholders [P]."""
     return np.flatnonzero(np.asarray(ids, np.int64) == record.image_token_id)
 
 
 def check_runs(indices: Ints, most: int) -> None:
-    """Raise RequestError for neighbouring placeholders that see each other and are more than a call takes."""
+    """Raise RequestError if consecutive placeholders that attend to each other exceed a call's limit."""
     for run in runs_of(indices, run_ends(indices)):
         if len(run) > most:
             what = f"{len(run)} tokens of neighbouring images see each other, and a call takes {most}"
@@ -185,16 +185,16 @@ def check_runs(indices: Ints, most: int) -> None:
 
 
 def rope_positions(length: int, indices: Ints, images: Sequence[PreparedImage]) -> Ints:
-    """Return M-RoPE's positions [3, length]: text goes on by one, an image spans its grid from where it begins.
+    """Return M-RoPE's positions [3, length]: text counts up by one, an image spans its grid from its start.
 
-    After an image, text goes on from the longer of its sides. HF: `Qwen2VLModel.get_rope_index`.
+    After an image, text continues from the longer of its sides. HF: `Qwen2VLModel.get_rope_index`.
     """
     steps = np.ones(length, np.int64)
     steps[indices] = 0
     starts = [0, *accumulate(image.tokens for image in images)][:-1]
     for start, image in zip(starts, images, strict=True):
         steps[indices[start + image.tokens - 1]] = max(image.grid[1:])
-    text = np.cumsum(steps) - steps  # the position that each token begins at, images as a whole
+    text = np.cumsum(steps) - steps  # the position that each token starts at, with an image as one
     positions = np.broadcast_to(text, (3, length)).copy()
     for start, image in zip(starts, images, strict=True):
         inside = indices[start : start + image.tokens]
@@ -203,7 +203,7 @@ def rope_positions(length: int, indices: Ints, images: Sequence[PreparedImage]) 
 
 
 def _tokens_of(image: PreparedImage, record: ImagesRecord, tokenizer: Tokenizer | None) -> list[int]:
-    """Return what represents one image."""
+    """Return the tokens for one image."""
     if record.layout not in ("tiles", "crops"):
         return [record.image_token_id] * image.tokens
     tokenizer = _needed(tokenizer)
@@ -224,9 +224,9 @@ def _tokens_of(image: PreparedImage, record: ImagesRecord, tokenizer: Tokenizer 
 def _framed(
     ids: Sequence[int], images: Sequence[PreparedImage], record: ImagesRecord, tokenizer: Tokenizer | None
 ) -> list[int]:
-    """Return a prompt whose images stand between two tokens, on lines of their own.
+    """Return a prompt whose images are between two tokens, on lines of their own.
 
-    Texts next to them are tokenized again, together with the ends of their lines. HF: `Gemma3Processor`.
+    Adjacent texts are tokenized again, together with the ends of their lines. HF: `Gemma3Processor`.
     """
     assert record.frame is not None
     (begin, end), count = record.frame, sum(token == record.frame[0] for token in ids)
@@ -256,7 +256,7 @@ def _needed(tokenizer: Tokenizer | None) -> Tokenizer:
 
 
 def _encoded(pieces: Sequence[str | list[int]], tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens of texts and tokens in turn; neighbouring texts as one."""
+    """Return the tokens of alternating texts and tokens; adjacent texts are tokenized as one."""
     ids: list[int] = []
     text = ""
     for piece in [*pieces, []]:
@@ -271,7 +271,7 @@ def _encoded(pieces: Sequence[str | list[int]], tokenizer: Tokenizer) -> list[in
 def _mismatch(
     count: int, images: Sequence[PreparedImage], record: ImagesRecord, tokenizer: Tokenizer | None
 ) -> RequestError:
-    """Return the error for placeholders that are not the images'."""
+    """Return the error for placeholders that do not match the images."""
     placeholder = record.image_token_id if record.frame is None else record.frame[0]
     name = f"token {placeholder}"
     if tokenizer is not None:

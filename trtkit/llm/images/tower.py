@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class VisionTower:
-    """From prepared images to soft tokens. run: the network, inputs and outputs by name."""
+    """Turns prepared images into soft tokens. run: the network, inputs and outputs by name."""
 
     def __init__(self, record: ImagesRecord, run: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
         self._record, self._run = record, run
@@ -40,13 +40,13 @@ class VisionTower:
         return torch.cat([self._vectors({"pixel_values": part}) for part in parts])
 
     def _vectors(self, inputs: Mapping[str, Any]) -> torch.Tensor:
-        """Return the vectors of one call [P, D]. A result may lie in memory that the next call uses."""
+        """Return the vectors of one call [P, D], which the next call may overwrite."""
         vectors = torch.as_tensor(self._run(inputs)["soft_tokens"]).detach()
         return vectors.reshape(-1, vectors.shape[-1]).clone()
 
 
 def open_tower(bundle: Bundle, runtime: Runtime = "auto") -> VisionTower:
-    """Open the tower of a bundle. Raises BundleError where its file is not the one that was built."""
+    """Open the tower of a bundle. Raises BundleError if its file is not the one that was built."""
     record = bundle.manifest.images
     assert record is not None
     device = engine_device(runtime)

@@ -1,1 +1,1 @@
-"""A model whose weights do not fit the device: its stages in turn, a block of many sequences at a time."""
+"""Models whose weights do not fit the device: stages run in turn, on a block of many sequences at a time."""

@@ -1,7 +1,7 @@
-"""The caches of all stages, where they stay: on the device, in host memory, or on disk.
+"""The caches of all stages: on the device, in host memory, or on disk.
 
-Off the device, a stage has buffers there for a few micro-batches. The caches of each micro-batch are copied to a buffer
-before it is computed, and back after it.
+Off the device, a stage has device buffers for a few micro-batches. A micro-batch's caches are copied to a buffer before
+it is computed, and back afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class HostMemory:
-    """Host memory for caches; pinned if a stream of a device copies it."""
+    """Host memory for caches; pinned if a device's stream copies it."""
 
     def __init__(self, stream: Stream | None) -> None:
         self._stream = stream
@@ -43,21 +43,21 @@ class HostMemory:
         return self._stream.host_memory(size).zero_().view(dtype).view(*shape)
 
     def drop_pages(self) -> None:
-        """Keep all of it: it is in memory."""
+        """Do nothing: the memory stays."""
 
 
 class DiskMemory:
-    """Files for caches in the folder for temporary files, which vanish with the process; each is mapped."""
+    """Mapped files for caches in the folder for temporary files; they vanish with the process."""
 
     def __init__(self) -> None:
         self._maps: list[mmap.mmap] = []
 
     def __call__(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return zeros. Raises GenerationError if the disk has no room for them."""
+        """Return zeros. Raises GenerationError if they do not fit the disk."""
         size = math.prod(shape) * dtype.itemsize
         try:
             with tempfile.TemporaryFile(prefix="trtkit-caches-") as file:
-                os.posix_fallocate(file.fileno(), 0, size)  # a mapping of a full disk would end the process
+                os.posix_fallocate(file.fileno(), 0, size)  # writing to a mapping on a full disk would end the process
                 memory = mmap.mmap(file.fileno(), size)
         except OSError as error:
             what = f"no room for {size / 2**20:.0f} MiB of caches: {(error.strerror or str(error)).lower()}"
@@ -67,14 +67,14 @@ class DiskMemory:
         return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(*shape)
 
     def drop_pages(self) -> None:
-        """Let the system write what has changed, and take the memory back; what is read again comes from the files."""
+        """Let the system write changed pages to the files and reclaim their memory."""
         for memory in self._maps:
             memory.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(eq=False)
 class StageCaches:
-    """The caches of one stage. held: of all slots, where they stay. buffers: on the device; the same if that is there.
+    """The caches of one stage. held: those of all slots. buffers: on the device; `held` itself if that is there.
 
     memory: that of `held`, if it is another. link: the stream that copies between the two, of all stages; None on a
     CPU.
@@ -88,24 +88,27 @@ class StageCaches:
     _computed: dict[int, Event] = field(default_factory=dict)
 
     def fetch(self, call: Call, first: int) -> int:
-        """Copy what a call reads to the buffer from slot `first` on; return bytes. New prompts read nothing."""
+        """Copy the caches that a call reads to the buffer from slot `first` on; return bytes.
+
+        New prompts read nothing.
+        """
         target, copied = slice(first, first + len(call.starts)), 0
         if call.starts.any() or not call.counts.all():
             copied = self.buffers.copy_rows(self.held, (call.rows, target), slice(0, _end(call)), self._run)
         else:
             self.buffers.positions[target] = self.held.positions[call.rows]
-        if self.link is not None:  # also for new prompts: what was in the buffer may be on its way back
+        if self.link is not None:  # for new prompts, too: the buffer's old contents may still be on their way back
             self._fetched[first] = self.link.record()
         return copied
 
     def begin(self, first: int) -> None:
-        """Let the stage's next work wait for what was fetched to the buffer at slot `first`."""
+        """Make the stage's next work wait for what was fetched to the buffer at slot `first`."""
         if (event := self._fetched.pop(first, None)) is not None:
             assert self.buffers.stream is not None
             self.buffers.stream.wait(event)
 
     def end(self, first: int) -> None:
-        """Note that the stage's work on the buffer at slot `first` is on its stream."""
+        """Record that the stage's work on the buffer at slot `first` has been enqueued."""
         if self.link is not None:
             assert self.buffers.stream is not None
             self._computed[first] = self.buffers.stream.record()
@@ -122,13 +125,13 @@ class StageCaches:
         return copied
 
     def settle(self) -> None:
-        """Wait until everything is copied: the host may read it then."""
+        """Wait until all copies are done, so that the host may read the caches."""
         if self.link is not None and self.memory is not None:
             self.link.synchronize()
             self.memory.drop_pages()
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.held.close()
         self.buffers.close()
 
@@ -140,7 +143,7 @@ class StageCaches:
 
 
 class OffloadedCache:
-    """A SequenceCache of all stages: what is done with a slot is done with each stage's part of it."""
+    """A SequenceCache of all stages: an operation on a slot is applied to every stage's caches."""
 
     pages = None
 
@@ -153,7 +156,7 @@ class OffloadedCache:
         self.block_multiple = 1
 
     def carry_out(self, copies: Sequence[Copy]) -> None:
-        """Do a batch's copies within the caches, in order."""
+        """Carry out a batch's copies within the caches, in order."""
         for part in self._parts:
             part.carry_out(copies)
 
@@ -164,31 +167,31 @@ class OffloadedCache:
         """Do nothing: there are no pages."""
 
     def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
-        """Copy a cached token within each slot: [R] slots, and each one's place and new place."""
+        """Copy one cached token within each slot: slots [R], source and target positions [R]."""
         for part in self._parts:
             part.move(slots, sources, targets)
 
     def mark(self, rows: slice) -> None:
-        """Keep the recurrent states of neighboring slots as they are now, for `rewind`."""
+        """Save the recurrent states of consecutive slots, for `rewind`."""
         for part in self._parts:
             part.mark(rows)
 
     def rewind(self, slots: Sequence[int]) -> None:
-        """Let the recurrent states of slots be again what they were when the slots were marked."""
+        """Restore the recurrent states of slots to those saved by `mark`."""
         for part in self._parts:
             part.rewind(slots)
 
     def form(self, tokens: int) -> CacheForm:
-        """Return what a saved sequence of `tokens` tokens is: that of each stage, in order."""
+        """Return the layout of a saved sequence of `tokens` tokens: that of each stage, in order."""
         return CacheForm(self.model, tokens, tuple(array for part in self._parts for array in part.form(tokens).arrays))
 
     def save(self, slot: int, count: int) -> SavedSequence:
-        """Return the first `count` tokens of a slot, copied to the host."""
+        """Copy the first `count` tokens of a slot to the host."""
         check_tokens(count, self._parts[0].max_length)
         return SavedSequence(self.form(count), torch.cat([part.save(slot, count).data.cpu() for part in self._parts]))
 
     def load(self, slot: int, saved: SavedSequence) -> None:
-        """Begin a slot with a saved sequence. Raises ExecutionError for what `check` refuses."""
+        """Load a saved sequence into a slot. Raises ExecutionError for what `check` refuses."""
         self.check(saved)
         start = 0
         for part in self._parts:
@@ -200,16 +203,16 @@ class OffloadedCache:
         """Return None: a slot's tokens are saved together."""
 
     def check(self, saved: SavedSequence) -> None:
-        """Raise ExecutionError for a sequence of another model or other caches, of too many tokens or too few bytes."""
+        """Raise ExecutionError if a sequence is of another model or other caches, is too long, or lacks bytes."""
         check_saved(saved, self.form(saved.tokens), self._parts[0].max_length)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         for part in self._parts:
             part.close()
 
 
 def _end(call: Call) -> int:
-    """Return the place after the last that a call writes."""
+    """Return the end of the positions that a call writes."""
     size: int = call.ids.shape[1]
     return int(call.starts.max()) + size

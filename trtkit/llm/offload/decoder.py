@@ -1,4 +1,4 @@
-"""A decoder whose stages run in turn on one device, each loaded for all micro-batches of a call."""
+"""A decoder whose stages run in turn on one device, each loaded once for all micro-batches of a call."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class OffloadCounts:
-    """What has moved. passes: through all stages. loads: of a stage's weights, of loaded_bytes in all.
+    """Counts of transfers. passes: through all stages. loads: of stages' weights, loaded_bytes in total.
 
-    fetched_bytes, stored_bytes: of caches that stay off the device. waits: computations that had to wait for weights,
-    for waited_s in all. most_resident_bytes: of weights that were loaded, or on their way, at once.
+    fetched_bytes, stored_bytes: of caches off the device. waits: computations that waited for weights, waited_s in
+    total. most_resident_bytes: peak of weights that were loaded or being loaded.
     """
 
     passes: int = 0
@@ -45,7 +45,7 @@ class OffloadCounts:
 
 @dataclass(frozen=True, eq=False)
 class OffloadedStage:
-    """A stage, its weights not loaded. weight_bytes: of its network."""
+    """A stage whose weights are not loaded. weight_bytes: of its network."""
 
     execution: RankExecution
     caches: StageCaches
@@ -53,9 +53,9 @@ class OffloadedStage:
 
 
 class OffloadedDecoder:
-    """A DecoderExecution of stages that run by a BlockSchedule. micro_batch: slots that are computed together.
+    """A DecoderExecution whose stages run by a BlockSchedule. micro_batch: slots that are computed together.
 
-    Two stages' weights at most are loaded. Tokens are on the host before each call.
+    At most two stages' weights are loaded. The host knows all tokens before each call.
     """
 
     is_asynchronous = takes_ids = False
@@ -76,7 +76,7 @@ class OffloadedDecoder:
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens through all stages; see DecoderExecution."""
         call.check(self.slots, self.max_length)
-        for number in [number for number in self._loading if number]:  # left by a call that failed
+        for number in [number for number in self._loading if number]:  # left over from a call that failed
             self._unload(number)
         self._load(0)
         parts = split(call, -(-len(call.starts) // self.micro_batch))
@@ -97,7 +97,7 @@ class OffloadedDecoder:
         return logits
 
     def _carry_out(self, step: Step, run: _Pass) -> None:
-        """Fetch, compute and store; on a GPU each goes on a stream, and they run at once."""
+        """Fetch, compute and store; on a GPU each has a stream of its own, and they overlap."""
         if step.fetches is not None:
             self.counts.fetched_bytes += run.fetch(step.fetches)
         if step.computes is not None:
@@ -107,7 +107,7 @@ class OffloadedDecoder:
             self.counts.stored_bytes += run.store(step.stores)
 
     def _load(self, stage: int) -> None:
-        """Begin to load a stage's weights, unless this has begun."""
+        """Start loading a stage's weights, unless that has begun already."""
         if stage in self._loading:
             return
         self._loading[stage] = self._loader.submit(self.stages[stage].execution.load_weights)
@@ -127,7 +127,7 @@ class OffloadedDecoder:
         loading.result()
 
     def _unload(self, stage: int) -> None:
-        self._loading.pop(stage).exception()  # one that failed has nothing to unload
+        self._loading.pop(stage).exception()  # a load that failed has nothing to unload
         self.stages[stage].execution.unload_weights()
 
     def _count(self, call: Call) -> None:
@@ -151,12 +151,12 @@ class OffloadedDecoder:
         """Do nothing: steps are not captured."""
 
     def layer_seconds(self, call: Call) -> dict[str, float]:
-        """Raise ExecutionError: the layers of stages in turn are not timed."""
+        """Raise ExecutionError: layers of stages that run in turn are not timed."""
         what = f"the layers of stages that run in turn cannot be timed ({call.ids.size} tokens)"
         raise ExecutionError(what, "offload", "time a bundle without pipeline stages")
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         for number in list(self._loading):
             self._unload(number)
         self._loader.shutdown()
@@ -184,7 +184,7 @@ class _Pass:
         return 0 if caches.memory is None else caches.store(self._parts[cell.micro_batch], self._first(cell))
 
     def compute(self, cell: Cell) -> None:
-        """Run a stage on a micro-batch. What it gives is copied: the next micro-batch is written where it is."""
+        """Run a stage on a micro-batch. Its output is copied, since the next micro-batch overwrites it."""
         stage, part = self._stages[cell.stage], self._parts[cell.micro_batch]
         if stage.caches.memory is not None:
             first = self._first(cell)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 _OPTION = "offload"
 _PARTS_OFF_DEVICE = 4
-"""Micro-batches of all slots by default if caches are not on the device, whose buffers hold three of them."""
+"""Default number of micro-batches if caches are off the device, whose buffers hold three of them."""
 
 
 @dataclass(frozen=True)
 class _Slots:
-    """How many sequences the model has, those of a micro-batch, and those whose caches are on the device at once."""
+    """Number of the model's sequences, of a micro-batch's, and of those whose caches are on the device at once."""
 
     total: int
     micro_batch: int
@@ -32,9 +32,9 @@ class _Slots:
 
 
 def open_offloaded(bundle: Bundle, options: OpenOptions) -> OffloadedDecoder:
-    """Open a bundle's stages, whose weights are loaded when their turn comes.
+    """Open a bundle's stages; a stage's weights are loaded when its turn comes.
 
-    Raises RequestError for bundles and options that cannot run so, GenerationError if caches do not fit the disk.
+    Raises RequestError for bundles and options that cannot run this way, GenerationError if caches do not fit the disk.
     """
     place = options.how.offload
     assert place is not None
@@ -51,7 +51,7 @@ def open_offloaded(bundle: Bundle, options: OpenOptions) -> OffloadedDecoder:
 
 
 def check_offload(bundle: Bundle, how: ExecutionOptions) -> None:
-    """Raise RequestError for a bundle, or options, whose stages cannot run in turn."""
+    """Raise RequestError for a bundle or options whose stages cannot run in turn."""
     manifest, llm = bundle.manifest, bundle.manifest.config.llm
     grid, fix = manifest.grid, "leave it out"
     if grid.stage_ranks > 1 or grid.pipeline < FEWEST_STAGES:
@@ -74,7 +74,7 @@ def check_offload(bundle: Bundle, how: ExecutionOptions) -> None:
 
 
 def _slots(options: OpenOptions) -> _Slots:
-    """Return how sequences are divided. Raises RequestError for a micro-batch of more than all slots, or of none."""
+    """Return how sequences are divided. Raises RequestError for an empty micro-batch or one larger than all slots."""
     total, chosen = options.slots, options.how.micro_batch
     stays = options.how.offload == "device"
     micro_batch = chosen if chosen is not None else total if stays else -(-total // _PARTS_OFF_DEVICE)
@@ -88,7 +88,7 @@ def _slots(options: OpenOptions) -> _Slots:
 def _caches(execution: RankExecution, place: str, slots: int, first: StageCaches | None) -> StageCaches:
     """Return a stage's caches, in the execution's own memory or elsewhere. Raises GenerationError for a full disk.
 
-    first: those of the first stage, with which the others share buffers and the stream that copies.
+    first: the first stage's caches, whose buffers and stream for copies the other stages share.
     """
     own = execution.cache
     if place == "device":

@@ -1,9 +1,10 @@
-"""The order in which one device runs the stages of a model on a block of sequences: FlexGen's zig-zag schedule.
+"""The order in which one device runs a model's stages on a block of sequences: FlexGen's zig-zag schedule.
 
-A stage computes a new token of all micro-batches before the next stage does, so that its weights are loaded once for
-all of them. While a micro-batch is computed, the next stage's weights are on their way, the caches of the next
-micro-batch are fetched, and those of the last one are stored. Numbers only: the decoder carries the steps out, and the
-plan adds up how long they take. Source: https://arxiv.org/abs/2303.06865, section 4.2 and algorithm 1.
+A stage computes one token of all micro-batches before the next stage does, so that its weights are loaded once for all
+of them. While a micro-batch is computed, the next stage's weights are loaded, the next micro-batch's caches are
+fetched, and the last one's are stored. Numbers only: the decoder carries the steps out, and the planner adds up their
+times.
+Source: https://arxiv.org/abs/2303.06865, section 4.2 and algorithm 1.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 FEWEST_STAGES = 3
-"""Of two stages, one would compute while the other is loaded: all weights would be in memory."""
+"""With two stages, one would compute while the other is loaded: all weights would be in memory."""
 _MOST_BUFFERS = 3
 """Micro-batches whose caches are on the device: one is computed, the next is fetched, the last one is stored."""
 
 Lane = Literal["compute", "to_device", "to_host", "read", "write"]
-"""What works at the same time: the device, both directions of its link to the host, and those of the disk."""
+"""Resources that work concurrently: the device, both directions of its link to the host, and those of the disk."""
 LANES: tuple[Lane, ...] = ("compute", "to_device", "to_host", "read", "write")
 
 
@@ -35,10 +36,10 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """What happens at once. A step ends when all of it is done.
+    """What happens concurrently; a step ends when all of it is done.
 
-    computes: None in the first step of a pass, which fetches alone, and in the last one, which stores alone. loads: the
-    stage whose weights are on their way; each step of a stage has an equal share of them. fetches, stores: whose caches
+    computes: None in the first step of a pass, which only fetches, and in the last one, which only stores. loads: the
+    stage whose weights are being loaded, an equal share in each step of a stage. fetches, stores: cells whose caches
     are copied to the device, and back. unloads: the stage whose weights are dropped at the end.
     """
 
@@ -51,7 +52,7 @@ class Step:
 
 @dataclass(frozen=True)
 class BlockSchedule:
-    """The steps of a block of `micro_batches`, one pass through all `stages` for each token.
+    """The steps of a block of `micro_batches`: one pass through all `stages` per token.
 
     The first stage's weights are loaded before the first pass; each pass ends with loading them for the next.
     """
@@ -61,11 +62,11 @@ class BlockSchedule:
 
     @property
     def buffers(self) -> int:
-        """Micro-batches whose caches of a stage are on the device at once, if caches are elsewhere."""
+        """Number of micro-batches whose caches of a stage are on the device at once, if caches are elsewhere."""
         return min(_MOST_BUFFERS, self.stages * self.micro_batches)
 
     def buffer(self, cell: Cell) -> int:
-        """Return which buffer holds a cell's caches: another than those of its two neighbors in the schedule."""
+        """Return the buffer for a cell's caches, which its two neighbors in the schedule do not use."""
         return (cell.stage * self.micro_batches + cell.micro_batch) % self.buffers
 
     def steps(self) -> Iterator[Step]:
@@ -85,9 +86,9 @@ class BlockSchedule:
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """How long each lane takes for a cell's computation, a stage's weights, and a cell's caches to the device and back.
+    """Seconds that each lane needs for a cell's computation, a stage's weights, and a cell's caches in each direction.
 
-    Lanes that are left out take no time.
+    Missing lanes take no time.
     """
 
     computes: float
@@ -98,7 +99,7 @@ class StepSeconds:
 
 @dataclass(frozen=True)
 class PassTime:
-    """How long a pass takes. busy: seconds that each lane works; the lane that works longest is the bottleneck."""
+    """Duration of a pass. busy: seconds that each lane works; the busiest lane is the bottleneck."""
 
     seconds: float
     busy: Mapping[Lane, float]
@@ -110,7 +111,7 @@ class PassTime:
 
 
 def pass_time(schedule: BlockSchedule, seconds: StepSeconds) -> PassTime:
-    """Return how long a pass takes: each step as long as its slowest lane."""
+    """Return the duration of a pass, in which each step takes as long as its slowest lane."""
     total, busy = 0.0, dict.fromkeys(LANES, 0.0)
     for (computes, loads, fetches, stores), count in _kinds_of_steps(schedule).items():
         lanes = dict.fromkeys(LANES, 0.0)
@@ -130,7 +131,7 @@ def pass_time(schedule: BlockSchedule, seconds: StepSeconds) -> PassTime:
 
 @cache
 def _kinds_of_steps(schedule: BlockSchedule) -> Mapping[tuple[bool, bool, bool, bool], int]:
-    """Return how many steps compute, load, fetch and store, or do only some of that: they take equally long."""
+    """Return the number of steps by what they do (compute, load, fetch, store): steps of one kind take equally long."""
     return Counter(
         (step.computes is not None, step.loads is not None, step.fetches is not None, step.stores is not None)
         for step in schedule.steps()
