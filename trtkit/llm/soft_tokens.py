@@ -57,7 +57,7 @@ class SoftTokens:
         return first if first > start else int(end)
 
     def rope_at(self, start: int, count: int) -> Ints | None:
-        """Return M-RoPE's positions [3, count] from `start` on; after the prompt, all axes count up from its largest."""
+        """Return M-RoPE's positions [3, count] from `start` on; after it, all axes count up from its largest."""
         if self.rope_positions is None:
             return None
         length = self.rope_positions.shape[1]

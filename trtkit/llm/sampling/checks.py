@@ -1,4 +1,4 @@
-"""Rules of single settings: types, ranges, lists, texts that guide; what to do instead."""
+"""Checks of single settings: types, ranges, lists and guides, and what to use instead of what is refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ANY_OBJECT = {"type": "object"}
 
 
 class SettingsError(ProblemsError, RequestError):
-    """Settings that cannot be; every problem of them."""
+    """Invalid settings, with every problem of theirs."""
 
 
 def raise_problems(problems: list[Problem]) -> None:
@@ -51,9 +51,9 @@ def raise_problems(problems: list[Problem]) -> None:
 
 @dataclass(frozen=True)
 class NumberRange:
-    """A number between two limits, both allowed unless `above` says that the lower one is not.
+    """A number between two limits, both allowed unless `above` excludes the lower one.
 
-    most: where one request would take too much of the machine.
+    most: set if one request could otherwise take too much of the machine.
     """
 
     low: float = -INFINITY
@@ -65,7 +65,7 @@ class NumberRange:
     fix: str = ""
 
     def __call__(self, value: Any) -> Any:
-        """Return the number as an int or a float. Raises ValueError with the fault."""
+        """Return the number as an int or a float. Raises ValueError with the reason."""
         if value is None and self.optional:
             return None
         if isinstance(value, bool) or not isinstance(value, Integral if self.integer else Real):
@@ -128,14 +128,14 @@ def _token_id(value: Any) -> int:
 
 
 def read_ids(value: Any) -> tuple[int, ...]:
-    """Return token ids; a single one is a list of one."""
+    """Return token ids; a single id becomes a list of one."""
     if isinstance(value, Integral) and not isinstance(value, bool):
         return (_token_id(value),)
     return tuple(_token_id(item) for item in _items(value, "token ids", MAX_STOP_TOKENS))
 
 
 def read_texts(value: Any, most: int = MAX_STOPS, longest: int = MAX_STOP_LENGTH) -> tuple[str, ...]:
-    """Return texts, none of them empty; a single one is a list of one."""
+    """Return texts, none of them empty; a single text becomes a list of one."""
     texts = (value,) if isinstance(value, str) else _items(value, "texts", most)
     for text in texts:
         if not isinstance(text, str) or not text:
@@ -160,7 +160,7 @@ def _word(value: Any) -> str | tuple[int, ...]:
 
 
 def read_bias(value: Any) -> dict[int, float]:
-    """Return token ids with the finite number to add to each."""
+    """Return a mapping from token ids to finite numbers, which are added to their scores."""
     if not isinstance(value, Mapping):
         raise ValueError(f"`{shown(value)}` is not a mapping of token ids to numbers")
     return {_token_id(key): _finite(key, bias) for key, bias in value.items()}
@@ -193,7 +193,7 @@ def read_choice(value: Any) -> tuple[str, ...] | None:
 
 
 def read_json(value: Any) -> Any:
-    """Return a schema as an object; True and {} are any JSON object."""
+    """Return a schema as an object; True and {} allow any JSON object."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -247,7 +247,7 @@ def read_grammar(value: Any) -> str | None:
     return value
 
 
-# Each returns the value as it is kept, or raises ValueError with the fault.
+# Each returns the value to store, or raises ValueError with the reason.
 RULES: dict[str, Callable[[Any], Any]] = {
     "n": NumberRange(1, most=MAX_ANSWERS),
     "do_sample": lambda value: None if value is None else _flag(value),
@@ -314,7 +314,7 @@ _FIXES = {
 
 
 def read_fields(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """Return the values as they are kept (those at fault left out) and what is wrong with the others."""
+    """Return the values to store, without invalid ones, and the problems of those."""
     kept, problems = {}, []
     for name, value in values.items():
         try:

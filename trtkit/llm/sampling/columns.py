@@ -1,4 +1,4 @@
-"""The settings of every slot, written when it is admitted: columns of numbers for all rows at once, words, guides."""
+"""The settings of every slot, written at admission: columns of numbers for all rows at once, word lists, guides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trtkit.llm.sampling.params import Ids
     from trtkit.llm.sampling.settings import Settings
 
-# Setting and type of each number a formula reads.
+# Setting and type of each number that a formula reads.
 _NUMBERS = {
     "temperature": np.float32,
     "top_k": np.int64,
@@ -32,7 +32,7 @@ _NUMBERS = {
 
 
 class Use(IntFlag):
-    """What a slot needs done; what none of the rows needs is skipped."""
+    """Processing that a slot needs; what no row needs is skipped."""
 
     SAMPLE = 1
     BIAS = 2
@@ -56,11 +56,11 @@ PROCESSORS = (
     Use.BIAS | Use.REPETITION | Use.COUNTS | Use.NGRAM | Use.BAD_WORDS | Use.MIN_TOKENS | Use.FORCE_WORDS | Use.GUIDE
 ) | Use.FUNCTIONS
 WAITS = Use.NGRAM | Use.WORD_RUNS | Use.FORCE_WORDS | Use.GUIDE | Use.FUNCTIONS
-"""What bars tokens by those before them: the host has to know these."""
+"""Processing that depends on earlier tokens, which the host has to know."""
 
 
 class Columns:
-    """Numbers [slots] of each setting, and which of them a slot uses."""
+    """Numbers [slots] of each setting, and which of them each slot uses."""
 
     def __init__(self, slots: int) -> None:
         self.uses = np.zeros(slots, np.int32)
@@ -73,11 +73,11 @@ class Columns:
         self.uses[slot] = sum(_uses(settings))
 
     def release(self, slot: int) -> None:
-        """Use nothing."""
+        """Clear the row of a slot."""
         self.uses[slot] = 0
 
     def copy(self, source: int, target: int) -> None:
-        """Make the row of `target` that of `source`."""
+        """Copy the row of `source` to `target`."""
         for column in (self.uses, *self._numbers.values()):
             column[target] = column[source]
 
@@ -131,7 +131,7 @@ class SlotState:
 
     @classmethod
     def of(cls, settings: Settings, guide: Guide | None) -> SlotState:
-        """Return the state of a slot that begins."""
+        """Return the state of a new slot."""
         bias = settings.params.logit_bias
         return cls(
             settings,
@@ -145,17 +145,20 @@ class SlotState:
 
     @property
     def max_tokens(self) -> int:
-        """How many tokens the answer may have."""
+        """Limit on the answer's tokens."""
         return self.settings.params.max_tokens
 
     def copy(self) -> SlotState:
-        """Return a state that continues on its own."""
+        """Return an independent copy."""
         return replace(self, guide=self.guide.copy() if self.guide else None)
 
 
 @dataclass(frozen=True)
 class BadWords:
-    """Runs of tokens that must not occur: single tokens, and longer ones grouped by length as (beginnings, ends)."""
+    """Token sequences that must not occur:
+
+    single tokens, and longer ones grouped by length as (prefixes, last tokens).
+    """
 
     single: Array
     longer: tuple[tuple[Array, Array], ...]
@@ -181,7 +184,7 @@ class BadWords:
 
 @dataclass(frozen=True)
 class ForceWords:
-    """Words, each with its spellings."""
+    """Words that must occur, each with its spellings."""
 
     words: tuple[tuple[Ids, ...], ...]
 
@@ -191,17 +194,17 @@ class ForceWords:
         return ForceWords(tuple(absent))
 
     def forced(self, generated: Array, left: int) -> int | None:
-        """Return the next token of a missing word if only `left` tokens are to come and the words need them all."""
+        """Return the next token of a missing word if the missing words need all of the `left` tokens to come."""
         if not self.words or left > sum(min(map(len, word)) for word in self.words):
             return None
         candidates = [(_spared(spelling, word, generated), spelling) for word in self.words for spelling in word]
-        # Words that spare most are furthest along; the first of equal ones, so that a word is not left half way.
+        # Choose the word that is furthest along; the first of equal ones, so that no word is abandoned half way.
         _, spelling = max(candidates, key=lambda candidate: candidate[0])
         return spelling[begun_tokens(spelling, generated)]
 
 
 def _spared(spelling: Ids, word: tuple[Ids, ...], generated: Array) -> int:
-    """Return how many tokens fewer than the word's shortest spelling are to come; below 0 where it would need more."""
+    """Return how many tokens a spelling saves against the word's shortest one; negative if it needs more."""
     return min(map(len, word)) - len(spelling) + begun_tokens(spelling, generated)
 
 
@@ -214,7 +217,7 @@ def occurs(word: Ids, tokens: Array) -> bool:
 
 
 def begun_tokens(word: Ids, tokens: Array) -> int:
-    """Return how much of the beginning of a word the tokens [t] end with."""
+    """Return the length of the longest prefix of the word with which tokens [t] end."""
     for size in range(min(len(word) - 1, len(tokens)), 0, -1):
         if tuple(tokens[-size:].tolist()) == word[:size]:
             return size

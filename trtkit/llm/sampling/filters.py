@@ -1,7 +1,7 @@
-"""Tokens out of scores by temperature and filters: rows that are sorted all at once, and wide ones one by one.
+"""Tokens from scores by temperature and filters: narrow rows are sorted all at once, wide ones computed one by one.
 
 The filters of sorted rows have transformers' formulas (`logits_process.py`, 5.23). They take scores [R, W] in the order
-of token ids, -inf if there is none, and numbers [R, 1]; rows whose number is neutral keep every token.
+of token ids, -inf for removed tokens, and numbers [R, 1]; a row whose number is neutral keeps every token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NARROW = 1024
 
 
 def drawn(scores: Tensor, slots: Array, columns: Columns, uniform: Array) -> Tensor:
-    """Return the token of each row of scores [R, V] of `slots`, FAILED or NOTHING for a row without one."""
+    """Return the token of each row of scores [R, V] of `slots`; FAILED or NOTHING if a row has none."""
     if _is_sorted(scores):
         return draw(filtered(scores, slots, columns), uniform)
     host, space, keys = scores.numpy(), Workspace(scores.shape[1]), keys_of(uniform)
@@ -46,9 +46,9 @@ def drawn(scores: Tensor, slots: Array, columns: Columns, uniform: Array) -> Ten
 
 
 def filtered(scores: Tensor, slots: Array, columns: Columns, least: int = 1) -> Tensor:
-    """Return scores [R, V] of `slots` divided by their temperatures, -inf where the filters remove a token.
+    """Return scores [R, V] of `slots` divided by their temperatures, -inf for tokens that the filters remove.
 
-    least: how many of the most likely tokens top_k, top_p and min_p keep at least.
+    least: how many of the most likely tokens top_k, top_p and min_p must keep.
     """
     tempered = scores / to_device(columns["temperature"][slots, None], scores.device)
     if least > 1:
@@ -67,7 +67,7 @@ def filtered(scores: Tensor, slots: Array, columns: Columns, least: int = 1) -> 
 
 
 def _is_sorted(scores: Tensor) -> bool:
-    """Whether rows are sorted all at once: narrow ones, and those on a device, which the host does not wait for."""
+    """Whether rows are sorted all at once: narrow ones, and those on a device, so that the host does not wait."""
     return scores.shape[1] <= NARROW or not is_on_host(scores)
 
 
@@ -90,7 +90,7 @@ def _all_at_once(scores: Tensor, slots: Array, columns: Columns) -> Tensor:
 
 
 def top_k(scores: Tensor, k: Tensor) -> Tensor:
-    """Keep the k largest scores and those equal to the smallest of them (TopKLogitsWarper). k: int64, 0 keeps all."""
+    """Keep the k largest scores and ties with the smallest of them (TopKLogitsWarper). k: int64; 0 keeps all."""
     width = scores.shape[-1]
     index = torch.where(k == 0, width, k).clamp(max=width) - 1
     least = scores.sort(-1, descending=True).values.gather(-1, index)
@@ -100,7 +100,7 @@ def top_k(scores: Tensor, k: Tensor) -> Tensor:
 def top_p(scores: Tensor, below: Tensor) -> Tensor:
     """Keep the fewest tokens whose probabilities reach top_p (TopPLogitsWarper; arXiv:1904.09751).
 
-    below: 1 - top_p, the mass that may go, 0 keeps all.
+    below: 1 - top_p, the mass that may be removed; 0 keeps all.
     """
     order, indices = scores.sort(dim=-1, stable=True)
     remove = (order.softmax(-1).cumsum(-1) <= below) & (below > 0)
@@ -117,7 +117,7 @@ def min_p(scores: Tensor, ratio: Tensor) -> Tensor:
 def typical(scores: Tensor, mass: Tensor) -> Tensor:
     """Keep tokens whose surprise is closest to the entropy, up to `mass` (TypicalLogitsWarper; arXiv:2202.00666)."""
     logs, probabilities = scores.log_softmax(-1), scores.softmax(-1)
-    # Cumulative sums add each row in its own order; reductions would depend on how many rows there are.
+    # Cumulative sums add each row in a fixed order; the order of reductions depends on the number of rows.
     entropy = -(logs * probabilities).nan_to_num(0.0, 0.0, 0.0).cumsum(-1, dtype=torch.float64)[:, -1:].float()
     order, indices = (-logs - entropy).abs().sort(dim=-1, stable=True)
     reached = scores.gather(-1, indices).softmax(-1).cumsum(-1) < mass

@@ -1,4 +1,4 @@
-"""Settings as JSON, by their names here or in transformers' GenerationConfig, whose fields work or are refused."""
+"""Settings from JSON, by their names here or in transformers' GenerationConfig, whose fields work or are refused."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ OTHER_NAME = {
     "force_words_ids": "force_words",
     "sequence_bias": "logit_bias",
 }
-"""Fields of GenerationConfig that are called otherwise in SamplingParams."""
+"""Fields of GenerationConfig that have another name in SamplingParams."""
 ALIASES = {**OTHER_NAME, "max_completion_tokens": "max_tokens", "json_schema": "guided_json"}
 _NOT_DATA = "logits_processors"
 SAME_NAME = frozenset({
     "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size",
     "num_beams", "num_beam_groups", "diversity_penalty", "length_penalty", "early_stopping",
 })  # fmt: skip
-"""Fields of GenerationConfig that SamplingParams has too."""
+"""Fields of GenerationConfig that SamplingParams has under the same name."""
 NO_EFFECT = frozenset({
     "_from_model_config", "transformers_version", "bos_token_id", "pad_token_id", "decoder_start_token_id", "use_cache",
     "cache_implementation", "cache_config", "max_cache_len", "compile_config", "disable_compile", "is_assistant",
     "continuous_batching_config", "low_memory", "return_dict_in_generate",
 })  # fmt: skip
-"""Fields of GenerationConfig that change no token: how transformers computes, and what the model's own files say."""
+"""Fields of GenerationConfig that change no token: how transformers computes, and facts of the model's files."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Why a field of GenerationConfig does not work. neutral: values with which it would change nothing."""
+    """Why a field of GenerationConfig does not work. neutral: values that would change nothing."""
 
     fix: str
     neutral: tuple[Any, ...] = ()
@@ -120,7 +120,7 @@ def _unknown(key: str, names: list[str]) -> Problem:
 
 
 def _from_json(key: str, value: Any) -> Any:
-    """Undo what JSON does to a value: keys of objects are text; transformers' biases are lists of pairs."""
+    """Undo JSON's changes to a value: an object's keys are text; transformers' biases are lists of pairs."""
     if key == "sequence_bias" and isinstance(value, list):
         return dict(_single(pair) for pair in value)
     if key == "logit_bias" and isinstance(value, dict):
@@ -129,7 +129,7 @@ def _from_json(key: str, value: Any) -> Any:
 
 
 def _single(pair: Any) -> tuple[Any, Any]:
-    """Return a bias of one token; a longer run keeps its list, so that its rule names it."""
+    """Return the bias of one token; a longer sequence stays a list, so that its check can name it."""
     ids, bias = pair if isinstance(pair, list) and len(pair) == 2 else (pair, None)
     if isinstance(ids, list):
         return (ids[0] if len(ids) == 1 else tuple(ids)), bias

@@ -1,4 +1,4 @@
-"""Answers that follow a JSON schema, an expression, a grammar or a choice of texts: llguidance's matchers."""
+"""Guided decoding: answers that follow a JSON schema, a regular expression, a grammar or a choice, by llguidance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from trtkit.llm.sampling.params import Ids, SamplingParams
 
-# Grammars that are kept. Each holds up to 35 MiB: what _MOST_STATES take, and some more for the lexer's expressions.
+# Number of compiled grammars to keep. Each takes up to 35 MiB: that of _MOST_STATES, and some for the lexer.
 _CACHED, _MOST_STATES = 8, 40_000
 _FIXES = {
     "guided_json": "leave out what llguidance lacks: github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md",
@@ -28,21 +28,21 @@ _UNSATISFIABLE = "change the schema: no JSON value satisfies it, so no answer co
 _ENDLESS = "a rule or reference leads only to itself, so no answer can begin"
 _TOO_LARGE = "simplify it: lower counts such as `{1000}`, or use `*` or `+` in their stead"
 _LONGEST = 300  # characters of a message
-# Where the expression is shown, with a mark below the fault; where a line and a column lead the message.
+# Where a message shows the expression with a mark below the fault, and where it starts with line and column.
 _REGEX_FAULT = re.compile(r"regex parse error:\n    (?P<text>.*)\n(?P<indent> *)\^+\nerror: (?P<what>.*)")
 _LARK_FAULT = re.compile(r"^(?:at )?(?P<line>\d+)\((?P<column>\d+)\): (?P<what>.*)")
-# Where a schema holds others.
+# Keywords of a schema that contain schemas.
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "not")
 _SHARED = ("$defs", "definitions")
-_MOST_READ = 256 * 1024  # characters of parts that are compiled to find a fault: about a second
+_MOST_READ = 256 * 1024  # characters of parts compiled to locate a fault: about a second
 
 
 class Guide:
-    """How far one answer is in its grammar.
+    """An answer's state in its grammar.
 
-    ends: the model's end-of-sequence tokens, each of which the grammar takes as its own.
+    ends: the model's end-of-sequence tokens, each of which the grammar accepts as its end.
     """
 
     def __init__(self, matcher: Any, own_ends: Ids, ends: Ids) -> None:
@@ -53,11 +53,11 @@ class Guide:
 
     @property
     def error(self) -> str:
-        """What the grammar could not take, else nothing."""
+        """Why the grammar failed; empty if it has not."""
         return str(self._matcher.get_error()).partition("\n")[0] if self._matcher.is_error() else ""
 
     def allowed(self, vocab_size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Return [V], whether each token may follow; where only the end may, the end-of-sequence tokens."""
+        """Return [V], whether each token may follow; only end-of-sequence tokens if the answer must end."""
         allowed = np.zeros(vocab_size, np.bool_)
         if not self._ended:
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
@@ -69,20 +69,20 @@ class Guide:
         return allowed
 
     def accept(self, token: int) -> None:
-        """Go on with a token; one that the grammar does not take is an `error` from here on."""
+        """Advance by a token; a token that the grammar does not accept sets `error`."""
         if self._ended:
             return
         self._ended = token in self._ends
         self._matcher.consume_token(self._own_ends[0] if self._ended else token)
 
     def copy(self) -> Guide:
-        """Return a guide that continues on its own."""
+        """Return an independent copy."""
         other = Guide(self._matcher.deep_copy(), self._own_ends, self._ends)
         other._ended = self._ended
         return other
 
     def after(self, tokens: Sequence[int]) -> Guide:
-        """Return a guide that continues on its own, with more tokens taken."""
+        """Return an independent copy that is advanced by more tokens."""
         other = self.copy()
         for token in tokens:
             other.accept(token)
@@ -90,9 +90,9 @@ class Guide:
 
 
 class GuideFactory:
-    """Makes guides for one tokenizer, transformers' fast kind; what it compiled is kept by the grammar's text.
+    """Makes guides for one tokenizer, a fast one of transformers; compiled grammars are cached by their text.
 
-    eos_ids: the model's end-of-sequence tokens; the tokenizer's own if there are none.
+    eos_ids: the model's end-of-sequence tokens; the tokenizer's if empty.
     """
 
     def __init__(self, tokenizer: Any, eos_ids: Ids = ()) -> None:
@@ -102,24 +102,24 @@ class GuideFactory:
         self._compiled: dict[str, Any] = {}
 
     def guide(self, params: SamplingParams, eos_ids: Ids = ()) -> Guide:
-        """Return the guide of `params` at its beginning.
+        """Return the initial guide of `params`.
 
-        Raises SettingsError if it is not a grammar, with the place where it goes wrong.
+        Raises SettingsError if its grammar is invalid, with the location of the fault.
         """
         assert params.guided
         return Guide(self._matcher(params, params.guided).deep_copy(), self._eos_ids[:], eos_ids or self._eos_ids)
 
     def _matcher(self, params: SamplingParams, name: str) -> Any:
-        """Return the matcher of a grammar at its beginning, compiled once."""
+        """Return a grammar's initial matcher, compiled once."""
         value = getattr(params, name)
         try:
             grammar = grammar_of(name, value)
             matcher = self._compiled.pop(grammar, None)
-            if matcher is None or first_fault(matcher):  # an answer may have used up what its copies share
+            if matcher is None or first_fault(matcher):  # an answer may have used up the budget that copies share
                 matcher = self._compile(name, value, grammar)
         except GrammarError as error:
             raise_problems([Problem(str(error), name, fix_of(name, str(error)))])
-        self._compiled[grammar] = matcher  # the latest used is the last
+        self._compiled[grammar] = matcher  # the most recently used is last
         while len(self._compiled) > _CACHED:
             del self._compiled[next(iter(self._compiled))]
         return matcher
@@ -139,7 +139,7 @@ class GuideFactory:
     def _parsed(self, grammar: str) -> Any:
         from llguidance import LLMatcher, LLParserLimits
 
-        # Grammars within these limits take half a second at most for one token, on one core of 2020. The first mask
+        # Within these limits, a grammar takes at most half a second per token on one core of 2020. The first mask
         # may use `initial_lexer_fuel`: ten times as much costs `(a{500}){1000}` 160 MiB and a second.
         limits = LLParserLimits(
             verbose_errors=False,
@@ -152,7 +152,7 @@ class GuideFactory:
         return LLMatcher(self._tokens(), grammar, log_level=0, limits=limits)
 
     def _tokens(self) -> Any:
-        """Return llguidance's form of the tokenizer, made (about a second) when the first guide needs it."""
+        """llguidance's form of the tokenizer, built on first use (about a second)."""
         if self._wrapped is None:
             if not self._eos_ids or not getattr(self._tokenizer, "is_fast", False):
                 what = "guided output needs a fast tokenizer with an end-of-sequence token"
@@ -168,7 +168,7 @@ class GrammarError(Exception):
 
     @classmethod
     def of(cls, message: str) -> GrammarError:
-        """Return llguidance's message in one line that begins with the place."""
+        """Return llguidance's message in one line that starts with the location."""
         if fault := _REGEX_FAULT.search(message):
             return cls(f"`{fault['text'][:_LONGEST]}`, column {len(fault['indent']) - 3}: {fault['what']}")
         if fault := _LARK_FAULT.match(message):
@@ -178,15 +178,15 @@ class GrammarError(Exception):
 
 
 def fault_of(matcher: Any) -> str:
-    """Return the message of a matcher that has failed, without the references that led to the fault."""
+    """Return the message of a failed matcher, without the chain of references to the fault."""
     return str(matcher.get_error()).partition("\n  while processing ")[0]
 
 
 def first_fault(matcher: Any) -> str:
-    """Return why no answer can follow a compiled grammar, nothing if one can.
+    """Return why no answer can follow a compiled grammar; empty if one can.
 
-    llguidance builds what its lexer needs with the first two masks: large counts and endless rules fail only there.
-    A matcher shares that with its copies, so a fault of any answer shows here too.
+    llguidance builds its lexer with the first two masks: large counts and endless rules fail only there. A matcher
+    shares the lexer with its copies, so a fault of any answer shows here, too.
     """
     trial = matcher.deep_copy()
     bits = np.frombuffer(trial.compute_bitmask(), np.uint8)
@@ -199,7 +199,7 @@ def first_fault(matcher: Any) -> str:
 
 
 def fix_of(name: str, fault: str = "") -> str:
-    """Return what to do about a guided_ setting that cannot be compiled."""
+    """Return how to fix a guided_ setting that cannot be compiled."""
     if fault == _ENDLESS:
         return "give each rule or reference an alternative that ends"
     if "too many" in fault or "max is" in fault:
@@ -208,10 +208,10 @@ def fix_of(name: str, fault: str = "") -> str:
 
 
 def grammar_of(name: str, value: Any) -> str:
-    """Return the grammar of a guided_ setting. Raises GrammarError for GBNF that cannot be read.
+    """Return the grammar of a guided_ setting. Raises GrammarError for invalid GBNF.
 
-    Expressions match the whole answer, so `^` before and `$` after them are left out. Text with a rule `start:` or a
-    line `%llguidance` is a Lark grammar; all other is GBNF.
+    Expressions match the whole answer, so a leading `^` and a trailing `$` are dropped. Text with a rule `start:` or a
+    line `%llguidance` is a Lark grammar; all other text is GBNF.
     """
     from llguidance import LLMatcher
 
@@ -236,14 +236,15 @@ def _lark(text: str) -> str:
     try:
         return str(any_to_lark(text))
     except Exception as error:
-        # The converter raises whatever its parser does; its message names the line.
+        # The converter raises whatever its parser raises; the message names the line.
         raise GrammarError(f"the grammar is not GBNF: {' '.join(str(error).split())}") from None
 
 
 def place_of_fault(schema: Mapping[str, Any], message: str, fault: Callable[[Mapping[str, Any]], str]) -> str:
     """Return the JSON pointer of the innermost part that alone has the fault `message`; `#` is the whole schema.
 
-    fault: the message that a schema is refused with, empty for a right one. A large schema is not searched to its end.
+    fault: returns the message with which a schema is refused, empty for a valid one. A large schema is searched in
+    part.
     """
     shared = {key: schema[key] for key in _SHARED if key in schema}
     left = _MOST_READ
@@ -256,7 +257,7 @@ def place_of_fault(schema: Mapping[str, Any], message: str, fault: Callable[[Map
             if pointer != "#" and fault(whole) == message:
                 return pointer
     except RecursionError:
-        pass  # nested so deeply that only the whole can be named
+        pass  # nested too deeply to name anything but the whole schema
     return "#"
 
 

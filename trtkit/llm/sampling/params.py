@@ -1,4 +1,4 @@
-"""What a request may ask of decoding: vLLM's names, and transformers' for what vLLM lacks."""
+"""A request's sampling parameters: vLLM's names, and transformers' for what vLLM lacks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 Ids = tuple[int, ...]
 Word = str | Ids
-# Below this, dividing by the temperature overflows fp32; vLLM's limit too.
+# Below this, dividing by the temperature overflows fp32; vLLM has the same limit.
 GREEDY_BELOW = 1e-5
 GUIDED = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
-# What leaves the distribution as it is.
+# Values that leave the distribution unchanged.
 _NEUTRAL = {"temperature": (0.0, 1.0), "top_k": (0,), "top_p": (1.0,), "min_p": (0.0,), "typical_p": (1.0,)}
 
 
@@ -97,7 +97,7 @@ class SamplingParams:
         for name, value in values.items():
             object.__setattr__(self, name, value)
         faulty = {problem.where for problem in problems}
-        # A contradiction with a faulty value would only say the same twice.
+        # A contradiction with an invalid value would only repeat the problem.
         raise_problems(problems + [problem for problem in _contradictions(self) if problem.where not in faulty])
         if self.do_sample is False:
             for name, value in (("do_sample", None), ("temperature", 0.0)):
@@ -118,7 +118,7 @@ class SamplingParams:
 
     @property
     def draws(self) -> bool:
-        """Whether tokens are drawn, or those that beams go on with."""
+        """Whether decoding samples tokens or beams."""
         return self.do_sample is True if self.num_beams > 1 else not self.greedy
 
     @property
@@ -128,13 +128,13 @@ class SamplingParams:
 
 
 def _contradictions(params: SamplingParams) -> list[Problem]:
-    """Return every pair of settings that cannot be together; values at fault by themselves are compared safely."""
+    """Return every pair of settings that exclude each other; invalid values are compared safely."""
     problems: list[Problem] = []
     for check in (_draws, _beams, _groups, _answers, _lengths, _guides):
         try:
             problems += check(params)
         except TypeError:
-            continue  # a value of a wrong type, which its own rule has reported
+            continue  # a value of a wrong type, reported by its own check
     return problems
 
 

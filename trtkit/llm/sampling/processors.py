@@ -1,4 +1,4 @@
-"""What changes scores before temperature and filters: biases, penalties, bars, guides, users' functions."""
+"""Changes of scores before temperature and filters: biases, penalties, bans, guides, users' functions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class SamplingStep:
-    """Scores [R, V] that processors write into, and whose they are.
+    """Scores [R, V] that processors write into, and their rows' slots.
 
-    slots, uses: [R]. states: of every slot. errors: rows whose request cannot go on, and why.
+    slots, uses: [R]. states: of every slot. errors: rows whose request cannot continue, and why.
     """
 
     scores: Tensor
@@ -37,34 +37,34 @@ class SamplingStep:
     errors: dict[int, str] = field(default_factory=dict)
 
     def rows(self, use: Use) -> Array:
-        """Return the rows that need something done."""
+        """Return the rows that need a kind of processing."""
         return np.flatnonzero(self.uses & int(use))
 
     def states_of(self, use: Use) -> list[tuple[int, SlotState]]:
-        """Return the rows that need something done with the states of their slots."""
+        """Return the rows that need a kind of processing, with their slots' states."""
         states = [(int(row), self.states[self.slots[row]]) for row in self.rows(use)]
         return [(row, state) for row, state in states if state is not None]
 
     def steps(self, rows: Array) -> Array:
-        """Return how many tokens each of `rows` has generated."""
+        """Return the number of tokens that each of `rows` has generated."""
         slots = self.slots[rows]
         return self.sequences.lengths[slots] - self.sequences.prompt_lengths[slots]
 
     def pairs(self, rows: Array, generated: bool) -> tuple[Array, Array]:
-        """Return every known token of `rows`, or those generated, as (row, token) pairs, repeated as they occur."""
+        """Return every known token of `rows`, or every generated one, as (row, token) pairs with repetitions."""
         slots = self.slots[rows]
         lengths = self.sequences.lengths[slots]
         begins = self.sequences.prompt_lengths[slots] if generated else np.zeros_like(lengths)
         first, last = int(begins.min()), int(lengths.max())
         tokens = self.sequences.tokens[slots, first:last]
         positions = np.arange(first, last)
-        # A model may know tokens that it has no logits for.
+        # A model may accept tokens that it has no logits for.
         there = (positions >= begins[:, None]) & (positions < lengths[:, None]) & (tokens < self.scores.shape[1])
         row_of, _ = np.nonzero(there)
         return rows[row_of], tokens[there]
 
     def tensor(self, values: Array) -> Tensor:
-        """Return an array where the scores are."""
+        """Return an array on the scores' device."""
         return to_device(np.ascontiguousarray(values), self.scores.device)
 
 
@@ -80,7 +80,7 @@ def add_bias(step: SamplingStep) -> None:
 
 
 def penalise_repetition(step: SamplingStep) -> None:
-    """Multiply negative scores of tokens in prompt and answer by the penalty, divide the others by it.
+    """Multiply negative scores of tokens in prompt and answer by the penalty; divide positive ones by it.
 
     CTRL, arXiv:1909.05858; transformers' RepetitionPenaltyLogitsProcessor.
     """
@@ -103,14 +103,14 @@ class TokenCounts:
         self._counts: Array | None = None
 
     def admit(self, slot: int, generated: Array) -> None:
-        """Count what a slot has generated before."""
+        """Count the tokens that a slot has generated before."""
         if self._counts is None:
             self._counts = np.zeros(self._shape, np.int32)
         known = generated[generated < self._shape[1]]
         self._counts[slot] = np.bincount(known, minlength=self._shape[1])
 
     def copy(self, source: int, target: int) -> None:
-        """Make the counts of `target` those of `source`."""
+        """Copy the counts of `source` to `target`."""
         if self._counts is not None:
             self._counts[target] = self._counts[source]
 
@@ -143,7 +143,7 @@ NOTHING = np.zeros(0, np.int64)
 
 
 def repeated_ngrams(ids: Array, size: int) -> Array:
-    """Return the tokens that would make the last `size` tokens occur twice in ids [L].
+    """Return the tokens that would repeat an n-gram of length `size` in ids [L].
 
     transformers' NoRepeatNGramLogitsProcessor; from fairseq.
     """
@@ -157,7 +157,7 @@ def repeated_ngrams(ids: Array, size: int) -> Array:
 
 
 def bar(step: SamplingStep) -> None:
-    """Bar n-grams that repeat, bad words, and for `min_tokens` every token that ends the answer."""
+    """Ban repeated n-grams, bad words and, for `min_tokens`, every token that ends the answer."""
     barred = [*_ngrams(step), *_words(step), *_ends(step)]
     if not barred:
         return
@@ -189,11 +189,11 @@ def _ends(step: SamplingStep) -> Iterator[tuple[int, Array]]:
 
 
 def force(step: SamplingStep) -> None:
-    """Bar every end until each forced word has occurred; force words when there is room for nothing else.
+    """Ban every end until each forced word has occurred; force words once there is room for nothing else.
 
-    Our definition, for transformers 5 dropped constrained beam search: as long as a word is missing, no token that ends
-    the answer is allowed. Once the tokens left of `max_tokens` are no more than the missing words need, the words are
-    forced token by token, the one that is furthest along first.
+    trtkit's own definition, since transformers 5 has dropped constrained beam search: as long as a word is missing, no
+    token that ends the answer is allowed. Once the tokens left of `max_tokens` are no more than the missing words need,
+    the words are forced token by token, the one that is furthest along first.
     """
     for row, state in step.states_of(Use.FORCE_WORDS):
         slot = step.slots[row]
@@ -210,14 +210,14 @@ def force(step: SamplingStep) -> None:
 
 
 def follow_guides(step: SamplingStep) -> None:
-    """Bar what a row's grammar does not allow next."""
+    """Ban what a row's grammar does not allow next."""
     rows, masks = [], []
     for row, state in step.states_of(Use.GUIDE):
         assert state.guide
         if not state.guide.error:
             rows.append(row)
             masks.append(state.guide.allowed(step.scores.shape[1]))
-        if state.guide.error:  # which computing the mask may have met
+        if state.guide.error:  # computing the mask may have failed
             step.errors[row] = f"the answer cannot follow `{state.settings.params.guided}`: {state.guide.error}"
     if rows:
         barred = ~np.stack(masks)
@@ -226,7 +226,7 @@ def follow_guides(step: SamplingStep) -> None:
 
 
 def call_functions(step: SamplingStep) -> None:
-    """Call `processor(input_ids [1, L], scores [1, V]) -> scores` in order. One that fails ends its request only."""
+    """Call `processor(input_ids [1, L], scores [1, V]) -> scores` in order. A failing one ends its own request only."""
     for row, state in step.states_of(Use.FUNCTIONS):
         ids = step.tensor(step.sequences.ids(step.slots[row]).copy()[None])
         for function in state.settings.params.logits_processors:
@@ -239,7 +239,7 @@ def call_functions(step: SamplingStep) -> None:
 
 
 class _WrongScoresError(Exception):
-    """What a processor returned is not scores."""
+    """A processor returned something that is not scores."""
 
 
 def _called(function: Callable[[Any, Any], Any], ids: Tensor, before: Tensor) -> Tensor:

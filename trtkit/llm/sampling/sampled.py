@@ -1,4 +1,4 @@
-"""What sampling answers: tokens, their log probabilities, and why a row has none."""
+"""Results of sampling: tokens, their log probabilities, and why a row has none."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array
 
 FAILED, NOTHING = -1, -2
-"""In the place of a token: of logits that hold NaN or infinity, and of those that are all -inf."""
+"""Stand for the token of a row whose logits contain NaN or infinity, and of one whose logits are all -inf."""
 
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """The log probability of a token among the model's own, before any setting changes them.
+    """The log probability of a token by the model's own distribution, before any setting changes it.
 
     rank: 1 for the most likely token. top: the most likely tokens, best first, as (token, log probability); token
     `top[i]` has rank i + 1.
@@ -34,7 +34,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
     def limited(self, count: int) -> TokenLogprobs:
-        """Return the same with `count` of the most likely tokens."""
+        """Return the report with only `count` of the most likely tokens."""
         return replace(self, top=self.top[:count])
 
 
@@ -42,8 +42,8 @@ class TokenLogprobs:
 class Sampled:
     """The next token of each row.
 
-    tokens: [R] int64; -1 (FAILED) in rows that have none. logprobs: of rows that ask, by row.
-    errors: why a row has no token, by row: its request ends, the others go on.
+    tokens: [R] int64; -1 (FAILED) in rows that have none. logprobs: of rows that request them, by row. errors: why a
+    row has no token, by row: its request ends, the others continue.
     """
 
     tokens: Array
@@ -51,16 +51,16 @@ class Sampled:
     errors: Mapping[int, str]
 
     def logprobs_of(self, rows: Array) -> Mapping[int, TokenLogprobs]:
-        """Return the log probabilities of some rows, by their places among those."""
+        """Return the log probabilities of some rows, by their index among those."""
         if not self.logprobs or len(rows) == len(self.tokens):
             return self.logprobs
         return {index: self.logprobs[row] for index, row in enumerate(rows.tolist()) if row in self.logprobs}
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Callable[[], list[TokenLogprobs]]:
-    """Start to compute what to report of tokens [R] under logits [R, V]; return what waits for it and returns it.
+    """Start computing the reports of tokens [R] under logits [R, V]; return a function that waits for them.
 
-    top: how many of the most likely tokens of each row.
+    top: number of most likely tokens to report per row.
     """
     logs = logits.log_softmax(-1)
     chosen = logs.gather(-1, tokens.clamp(min=0).unsqueeze(-1))
@@ -76,7 +76,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Callable[[], lis
     return arrived
 
 
-# What can bar tokens, by the settings that ask for it.
+# Settings that can ban tokens.
 _BARS = {
     Use.NGRAM: "no_repeat_ngram_size",
     Use.BAD_WORDS: "bad_words",
@@ -87,7 +87,7 @@ _BARS = {
 
 
 def reason(largest: float, uses: int, guided: str | None) -> str:
-    """Return what is wrong with a row whose largest score is `largest`, not finite or nothing to draw from."""
+    """Return why a row has no token, given its largest score `largest`, which is not finite."""
     if largest != -math.inf:
         return "the model's logits hold NaN or infinity"
     names = [name for use, name in _BARS.items() if uses & use]

@@ -1,4 +1,4 @@
-"""The next token of every row, each by the settings of its own slot."""
+"""Samples the next token of every row by the settings of its slot."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     _Logprobs = Callable[[], Iterable[tuple[int, int, TokenLogprobs]]]
 
-# Plain numbers: operations of flags cost as much as those of arrays.
+# Plain numbers: operations on flags cost as much as those on arrays.
 _SAMPLE, _COUNTS, _GUIDE, _LOGPROBS = (int(use) for use in (Use.SAMPLE, Use.COUNTS, Use.GUIDE, Use.LOGPROBS))
 _PROCESSORS, _WAITS, _FUNCTIONS = int(PROCESSORS), int(WAITS), int(Use.FUNCTIONS)
 _NONE = np.zeros(0, np.int64)
@@ -48,18 +48,18 @@ _NONE = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, eq=False)
 class LaunchedDraw:
-    """Tokens [R] int64 that are being drawn, FAILED or NOTHING if there is none. Called, it waits for them."""
+    """Tokens [R] int64 that are being drawn; FAILED or NOTHING if a row has none. Calling it waits for them."""
 
     tokens: Tensor
     arrive: Callable[[], Sampled]
 
     def __call__(self) -> Sampled:
-        """Return them."""
+        """Wait for the tokens."""
         return self.arrive()
 
 
 class Sampler:
-    """What the slots of `sequences` go on with. A row depends on its own slot alone, whatever other rows there are.
+    """Samples the next tokens of `sequences`. A row depends on its own slot alone, never on the other rows.
 
     tokens: [slots], where `draw` leaves tokens on a device; rows are then drawn by the Triton kernel, which is
     interpreted on a CPU. None: they are drawn by NumPy and torch.
@@ -72,14 +72,14 @@ class Sampler:
         self._states: list[SlotState | None] = [None] * slots
         self._counts = TokenCounts(slots, vocab_size)
         self._uniform = Uniform(slots)
-        # Settings that any slot has ever used: a step need not look for others.
+        # Settings that any slot has ever used, so that a step need not look for others.
         self._ever = 0
         self._kernel: KernelSampler | None = None
         if tokens is not None:
             self._kernel = KernelSampler(self._columns, self._states, sequences, tokens, vocab_size)
 
     def admit(self, slot: int, settings: Settings) -> None:
-        """Take a slot whose tokens are in `sequences` already."""
+        """Set up a slot whose tokens are in `sequences` already."""
         generated = self._sequences.generated(slot)
         guide = settings.guide.after(generated.tolist()) if settings.guide else None
         self._states[slot] = SlotState.of(settings, guide)
@@ -92,12 +92,12 @@ class Sampler:
             self._kernel.admit(slot)
 
     def release(self, slot: int) -> None:
-        """Forget a slot."""
+        """Clear a slot."""
         self._columns.release(slot)
         self._states[slot] = None
 
     def copy(self, source: int, target: int) -> None:
-        """Make `target` go on as `source` would."""
+        """Copy the state of `source` to `target`."""
         state = self._states[source]
         self._states[target] = state.copy() if state else None
         self._columns.copy(source, target)
@@ -110,9 +110,9 @@ class Sampler:
     def process(self, logits: Tensor, slots: Array, least: int = 1) -> Tensor:
         """Return the scores [R, V] of logits [R, V] after every setting of the rows' slots; -inf cannot be drawn.
 
-        least: how many of the most likely tokens filters keep at least.
+        least: how many of the most likely tokens filters must keep.
 
-        Rows that cannot go on (a guide or a function that failed) are -inf throughout.
+        Rows that cannot continue (a guide or a function failed) are -inf throughout.
         """
         logits, uses = logits.detach(), self._columns.uses[slots]
         scores, errors = self._processed(logits, slots, uses)
@@ -131,14 +131,14 @@ class Sampler:
         return self.launch(logits, slots)()
 
     def draws_ahead(self, slots: Array) -> Array:
-        """Return which of `slots` [R] draw a token from its logits alone, whatever the tokens before it."""
+        """Return which of `slots` [R] can be drawn from their logits alone, whatever the earlier tokens."""
         is_free: Array = (self._columns.uses[slots] & (_PROCESSORS | _LOGPROBS)) == 0
         return is_free
 
     def draw_ahead(self, logits: Tensor, slots: Array, ahead: Array | None = None) -> Tensor:
-        """Return tokens [R] of `slots`, which draw ahead, where the logits [R, V] are; FAILED or NOTHING for none.
+        """Return tokens [R] of `slots`, drawn ahead on the device of logits [R, V]; FAILED or NOTHING if there is none.
 
-        Nothing is waited for. ahead: [R], how many more tokens than the host knows come before each; no more if None.
+        Does not wait. ahead: [R], number of tokens before each one that the host does not know; none if None.
         """
         lengths = self._sequences.lengths[slots]
         uniform = np.zeros(len(slots))
@@ -148,27 +148,27 @@ class Sampler:
         return self._tokens(logits.detach(), slots, self._columns.uses[slots], uniform)[0]
 
     def draws(self) -> Sequence[KernelDraw]:
-        """Return all that `draw` may return, which draw nothing as they are; none without the kernel."""
+        """Return one of each kind that `draw` may return, to be captured; empty without the kernel."""
         return () if self._kernel is None else self._kernel.draws()
 
     def draw(self, slots: Array, rows: slice) -> KernelDraw | None:
         """Return what draws tokens of `slots` right after a step of the slots `rows`; None without the kernel.
 
-        The host need not know the tokens before. Those of slots that need it, `launch` draws.
+        The host need not know earlier tokens. Slots that need the host are left to `launch`.
         """
         return None if self._kernel is None else self._kernel.draw(slots, rows, self._uniforms(slots))
 
     def reads_logits(self, slots: Array) -> bool:
-        """Whether `launch` reads logits of a step that drew the tokens of `slots` itself."""
+        """Whether `launch` reads the logits of a step that has drawn the tokens of `slots` itself."""
         return bool(int(np.bitwise_or.reduce(self._columns.uses[slots])) & (_WAITS | _LOGPROBS))
 
     def launch(
         self, logits: Tensor, slots: Array, drawn: Tensor | None = None, places: Array | None = None
     ) -> LaunchedDraw:
-        """Start to draw the next token of each row of logits [R, V]; nothing is waited for but users' functions.
+        """Start drawing the next token of each row of logits [R, V]; waits for nothing but users' functions.
 
-        drawn: [N], the tokens of the step's own `draw`: the rows that it left out are drawn, and written there.
-        places: [R], where those of `slots` are among these.
+        drawn: [N], the tokens of the step's own `draw`; rows that it left out are drawn and written there. places: [R],
+        the indices of `slots` in it.
         """
         logits, uses = logits.detach(), self._columns.uses[slots]
         if drawn is None:
@@ -188,13 +188,13 @@ class Sampler:
         return LaunchedDraw(tokens, partial(self._sampled, slots, errors, arrive, logprobs))
 
     def waits(self, slots: Array) -> bool:
-        """Whether drawing a token of `slots` waits for its logits: users' functions see them."""
+        """Whether drawing a token of `slots` waits for its logits, since users' functions read them."""
         return bool(self._ever & _FUNCTIONS and int(np.bitwise_or.reduce(self._columns.uses[slots])) & _FUNCTIONS)
 
     def accept(self, slots: Array, tokens: Array, *, is_counted: bool = False) -> None:
-        """Note the tokens [R] that `slots` [R] go on with; the caller appends them to `sequences`.
+        """Record the tokens [R] with which `slots` [R] continue; the caller appends them to `sequences`.
 
-        is_counted: they were drawn by a step's own `draw`, which counts them for the next.
+        is_counted: whether a step's own `draw` has counted them on the device already.
         """
         if self._kernel is not None and not is_counted:
             self._kernel.count(slots, tokens)
@@ -208,13 +208,13 @@ class Sampler:
                     state.guide.accept(int(tokens[row]))
 
     def count_drawn(self, slots: Array, tokens: Tensor) -> bool:
-        """Count tokens [R] that were drawn where they are, for the kernel's next step; return whether there is one."""
+        """Count drawn tokens [R] on their device for the kernel's next step; return whether there is a kernel."""
         if self._kernel is not None:
             self._kernel.count_drawn(slots, tokens)
         return self._kernel is not None
 
     def _processed(self, logits: Tensor, slots: Array, uses: Array) -> tuple[Tensor, dict[int, str]]:
-        """Return the scores before temperature and filters, a copy where anything changes, and rows that failed."""
+        """Return the scores before temperature and filters, a copy if anything changes, and the rows that failed."""
         if not int(np.bitwise_or.reduce(uses)) & _PROCESSORS:
             return logits, {}
         step = SamplingStep(logits.clone(), slots, uses, self._columns, self._states, self._sequences)
@@ -228,7 +228,7 @@ class Sampler:
         return step.scores, step.errors
 
     def _rows(self, scores: Tensor, rows: Array) -> Tensor:
-        """Return some rows of scores or tokens, without a copy if they are all."""
+        """Return some rows of scores or tokens; no copy if they are all."""
         return scores if len(rows) == len(scores) else scores[self._place(rows, scores)]
 
     @staticmethod
@@ -238,9 +238,9 @@ class Sampler:
     def _tokens(
         self, logits: Tensor, slots: Array, uses: Array, uniform: Array | None = None
     ) -> tuple[Tensor, dict[int, str]]:
-        """Return the tokens [R] of rows where the logits [R, V] are, FAILED or NOTHING for none, and rows that failed.
+        """Return tokens [R] on the device of logits [R, V], FAILED or NOTHING if none, and the rows that failed.
 
-        The host knows all tokens before them. uniform: [R], what they are drawn with; the next tokens' if None.
+        The host knows all earlier tokens. uniform: [R], random numbers; those of the next tokens if None.
         """
         uniform = self._uniforms(slots) if uniform is None else uniform
         union = int(np.bitwise_or.reduce(uses)) if self._ever else 0
@@ -257,17 +257,17 @@ class Sampler:
         return tokens, errors
 
     def _uniforms(self, slots: Array) -> Array:
-        """Return the numbers [R] that the next tokens of `slots` are drawn with.
+        """Return the random numbers [R] for the next tokens of `slots`.
 
-        A seed's number follows from the position in the sequence, so that an answer which goes on elsewhere, its tokens
-        so far being a prompt there, is drawn as it would have been here.
+        A seed's number depends on the position in the sequence alone, so that an answer continued elsewhere, as part of
+        a prompt, is drawn as it would have been here.
         """
         return self._uniform.at(slots, self._sequences.lengths[slots])
 
     def _sampled(
         self, slots: Array, failures: dict[int, str], arrive: Callable[[], Array], logprobs: _Logprobs | None
     ) -> Sampled:
-        """Wait for tokens; say why there is none."""
+        """Wait for tokens; give the reason for each row without one."""
         tokens = arrive()
         errors = failures
         if failures or (len(tokens) and tokens.min() < 0):
@@ -284,9 +284,9 @@ class Sampler:
         return reason(-math.inf if token == NOTHING else math.nan, int(self._columns.uses[slot]), guided)
 
     def _start_logprobs(self, logits: Tensor, slots: Array, drawn: tuple[Tensor, Array | None]) -> _Logprobs | None:
-        """Start to compute the log probabilities of rows that ask for them: (row, how many, report).
+        """Start computing the log probabilities of rows that request them: (row, how many, report).
 
-        drawn: tokens [N], and where those of `slots` are among them.
+        drawn: tokens [N], and the indices of `slots` among them.
         """
         rows = np.flatnonzero(self._columns.uses[slots] & _LOGPROBS)
         if not rows.size:

@@ -1,4 +1,4 @@
-"""The settings of one sequence: words as token ids, the tokens that end it, a seed of its own."""
+"""The resolved settings of one sequence: words as token ids, end tokens, and a seed of its own."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Vocabulary:
     """What settings are resolved against.
 
-    size: V, as many as the model has logits. eos_ids: the model's end-of-sequence tokens.
-    encode: text to token ids without special tokens. guides: compiles grammars. Both None without a tokenizer.
+    size: V, the number of logits. eos_ids: the model's end-of-sequence tokens. encode: text to token ids without
+    special tokens. guides: compiles grammars. Both None without a tokenizer.
     """
 
     size: int
@@ -32,9 +32,9 @@ class Vocabulary:
     guides: GuideFactory | None = None
 
     def spellings(self, word: Word) -> tuple[Ids, ...]:
-        """Return the token ids of a word: a text's both as it is and after a space, which byte-level BPE tells apart.
+        """Return the token ids of a word; a text has two, as it is and after a space, which byte-level BPE tells apart.
 
-        Raises ValueError where the text has none.
+        Raises ValueError if the text has no tokens.
         """
         if not isinstance(word, str):
             return (word,)
@@ -49,10 +49,10 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Settings:
-    """SamplingParams for one sequence.
+    """SamplingParams resolved for one sequence.
 
-    seed: of its draws. eos_ids: the model's end-of-sequence tokens. bad_words: runs of tokens that are barred.
-    force_words: each word's spellings, one of which must occur. guide: at its beginning; slots take copies.
+    seed: of its draws. eos_ids: the model's end-of-sequence tokens. bad_words: banned token sequences. force_words:
+    each word's spellings, one of which must occur. guide: in its initial state; slots take copies.
     """
 
     params: SamplingParams
@@ -70,12 +70,12 @@ class Settings:
 
     @classmethod
     def resolve(cls, params: SamplingParams, vocabulary: Vocabulary) -> Settings:
-        """Return the settings of the first answer. Raises SettingsError for words, tokens and guides that cannot be.
+        """Return the settings of the first answer. Raises SettingsError for invalid words, tokens and guides.
 
-        All that takes long is done here: tokenizing words, compiling a guide.
+        All slow work is done here: tokenizing words and compiling a guide.
 
-        Text in word lists represents two spellings: as it is, and after a space. A bad word is barred in both; a
-        forced word has occurred in either.
+        Text in word lists has two spellings: as it is, and after a space. A bad word is banned in both; a forced word
+        may occur in either.
         """
         problems: list[Problem] = []
         bad = tuple(ids for word in _spelled(params, "bad_words", vocabulary, problems) for ids in word)
@@ -90,12 +90,12 @@ class Settings:
         return cls(params, sequence_seed(params.seed, 0), vocabulary.eos_ids, bad, force, guide)
 
     def of_answer(self, index: int) -> Settings:
-        """Return the settings of answer `index` of `params.n`: the same with a seed of its own."""
+        """Return the settings of answer `index` of `params.n`: the same, with a seed of its own."""
         return replace(self, seed=sequence_seed(self.params.seed, index))
 
 
 def sequence_seed(seed: int | None, index: int) -> int:
-    """Return the seed of answer `index`: the first one's is `seed` itself, the others' are hashed out of both."""
+    """Return the seed of answer `index`: `seed` itself for the first one, a hash of both for the others."""
     if seed is None:
         return secrets.randbits(64)
     if index == 0:
@@ -104,7 +104,7 @@ def sequence_seed(seed: int | None, index: int) -> int:
 
 
 def _guide(params: SamplingParams, vocabulary: Vocabulary) -> Guide | None:
-    """Return what the answer follows, None if nothing. Raises RequestError if it cannot be compiled."""
+    """Return the guide of the answer; None if there is none. Raises RequestError if it cannot be compiled."""
     if not params.guided:
         return None
     if vocabulary.guides is None:

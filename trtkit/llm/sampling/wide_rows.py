@@ -1,6 +1,6 @@
-"""Wide rows on the CPU: temperature and filters over one row at a time, in the processor's cache, with no sort.
+"""Wide rows on the CPU: temperature and filters over one row at a time, in the processor's cache, without sorting.
 
-The formulas are those of `filters`, on weights 2^y in place of probabilities: y = score / temperature * log2(e). A row
+The formulas are those of `filters`, on weights 2^y instead of probabilities: y = score / temperature * log2(e). A row
 is computed on its own, so that it depends on no other. In NumPy: for rows of this size, torch's comparisons, `nonzero`
 and single calls are several times slower.
 """
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 _LOG2_E = log2(np.e)
 _MOST_EXPONENT = 64  # fp32 ends at 2^128, and V of them are added
 _LEAST_EXPONENT = -200.0  # weighs nothing
-_FEW = 8  # a row's part of 8 and less is computed apart
-_NEAR = 1e-6  # relative; scores further apart stay apart when they are divided
+_FEW = 8  # if at most an eighth of a row is left, it is computed on its own
+_NEAR = 1e-6  # relative; scores further apart stay apart when divided
 _GROUPS = 64
-_SORTED = 6144  # so many values are sorted; more are searched by a sample
-_SAMPLE = 1024  # of keys with weights; of weights themselves, which are sorted faster, twice as many
+_SORTED = 6144  # up to this many values are sorted; more are searched by a sample
+_SAMPLE = 1024  # size of a sample of keys with weights; of weights alone, which sort faster, twice that
 _SIGMAS = 2.5
 
 
 @dataclass(frozen=True)
 class Filters:
-    """One row's numbers. below: 1 - top_p in fp32, the mass that may go."""
+    """One row's numbers. below: 1 - top_p in fp32, the mass that may be removed."""
 
     temperature: float
     top_k: int
@@ -53,12 +53,12 @@ class Filters:
 
     @property
     def is_used(self) -> bool:
-        """Whether a token could be removed."""
+        """Whether any token could be removed."""
         return self.top_k > 0 or self.below > 0 or self.min_p > 0 or self.typical_p < 1
 
 
 class Workspace:
-    """Memory that rows of one width use one after another: arrays in fp32, one in fp64 for sums."""
+    """Memory that rows of one width use in turn: arrays in fp32, one in fp64 for sums."""
 
     def __init__(self, width: int) -> None:
         self.values, self.spare, self.keys = np.empty((3, width), np.float32)
@@ -66,7 +66,7 @@ class Workspace:
 
 
 class TokenWeights:
-    """What can be drawn of a row of scores [V]: weights [n] fp32, those of removed tokens are 0.
+    """What can be drawn from a row of scores [V]: weights [n] fp32, 0 for removed tokens.
 
     ids: [n], the tokens, in order; all V if None. Valid until the workspace is used again.
     """
@@ -80,7 +80,7 @@ class TokenWeights:
         np.exp2(self.values, out=self.values)
 
     def exponents(self, out: Array) -> None:
-        """Write log2 of the weights before any was removed."""
+        """Write log2 of the weights as they were before any was removed."""
         if abs(self._top * self._scale) <= _MOST_EXPONENT:
             np.multiply(self.scores, self._scale, out=out)
         else:
@@ -88,18 +88,18 @@ class TokenWeights:
             out *= self._scale
 
     def keep(self, indices: Array) -> None:
-        """Leave out all but some places, in order."""
+        """Keep only the tokens at some indices, in order."""
         self.ids = indices if self.ids is None else self.ids[indices]
         self.scores, self.values = self.scores[indices], self.values[indices]
 
     def remove_below(self, least: float) -> None:
-        """Remove tokens of a weight below `least`."""
+        """Remove tokens with a weight below `least`."""
         under = float(np.nextafter(np.float32(least), np.float32(0)))
         values = torch.from_numpy(self.values)
         torch.threshold(values, under, 0.0, out=values)
 
     def tokens(self, indices: Array) -> Array:
-        """Return the ids of places."""
+        """Return the ids of the tokens at some indices."""
         return indices if self.ids is None else self.ids[indices]
 
     def race(self, noise: Array, out: Array) -> int:
@@ -119,14 +119,14 @@ class TokenWeights:
 
 
 def row_weights(scores: Array, numbers: Filters, space: Workspace) -> TokenWeights | None:
-    """Return what a row of scores [V] fp32 draws from; None if it holds NaN or infinity, or nothing but -inf."""
+    """Return what a row of scores [V] fp32 draws from; None if it contains NaN or infinity, or nothing but -inf."""
     top = float(scores.max())
     if not np.isfinite(top):
         return None
     least, ids = _top_k(scores, numbers.top_k, space) if 0 < numbers.top_k < len(scores) else (None, None)
     weights = TokenWeights(scores, ids, numbers, top, space)
     if least is not None:
-        # Scores that are equal once they are divided by the temperature are kept together.
+        # Scores that become equal when divided by the temperature are kept together.
         temperature = np.float32(numbers.temperature)
         divided = np.divide(weights.scores, temperature, out=space.spare[: len(weights.scores)])
         weights.values *= divided >= np.float32(least) / temperature
@@ -140,15 +140,15 @@ def row_weights(scores: Array, numbers: Filters, space: Workspace) -> TokenWeigh
 
 
 def _if_few(values: Array, least: float) -> Array | None:
-    """Return the places of values [n] that are not below `least`, if they are few."""
+    """Return the indices of values [n] that are not below `least`, if they are few."""
     chosen = values >= np.float32(least)
     return np.flatnonzero(chosen) if np.count_nonzero(chosen) * _FEW <= len(chosen) else None
 
 
 def _top_k(scores: Array, k: int, space: Workspace) -> tuple[float, Array | None]:
-    """Return the k-th largest score, and the places of those that are not clearly less, if they are few.
+    """Return the k-th largest score, and the indices of scores that are not clearly less, if they are few.
 
-    They are found among those not below the k-th largest of the largest scores of groups, if k is small.
+    If k is small, they are among those not below the k-th largest of the groups' largest scores.
     """
     even = len(scores) // _GROUPS * _GROUPS
     tops = scores[:even].reshape(_GROUPS, -1).max(0)
@@ -168,13 +168,13 @@ def _slightly_less(score: float) -> float:
 
 
 def _top_p(weights: TokenWeights, below: float) -> None:
-    """Remove the least likely tokens that together have at most `below`; of equal ones the first in order.
+    """Remove the least likely tokens that together have at most `below`; of equal ones, the first in order.
 
-    Sums are compared as fp32 numbers, as transformers does: half a unit in the last place above is equal.
+    Sums are compared as fp32 numbers, as transformers does: half a unit in the last place above counts as equal.
     """
     total = mass(weights.values)
     target = total * (below + float(np.spacing(np.float32(below))) / 2)
-    # All tokens of less than this have less than the target together.
+    # All tokens below this weight together have less than the target.
     certain = _if_few(weights.values, 0.98 * target / len(weights.values))
     if certain is not None:
         weights.keep(certain)
@@ -211,9 +211,10 @@ def _typical(weights: TokenWeights, share: float) -> None:
 
 
 def _unlikely(weights: TokenWeights, mean: np.float32, may_go: float) -> float:
-    """Return a weight so small that all tokens below it are removed, 0 if there is none.
+    """Return a weight so small that all tokens below it are removed; 0 if there is none.
 
-    Tokens of less than twice that have less than `may_go` together, and none is closer to the mean than the likeliest.
+    Tokens of less than twice that weight together have less than `may_go`, and none is closer to the mean than the
+    likeliest.
     """
     least = 0.98 * may_go / len(weights.values)
     is_far = least > 0 and 2 * mean - log2(least) >= log2(float(weights.values.max()))
