@@ -1,1 +1,1 @@
-"""What runs around a network: images in, answers out."""
+"""Running networks: pictures and texts in, answers out."""

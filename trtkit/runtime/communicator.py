@@ -1,4 +1,7 @@
-"""What connects the devices of a stage's ranks, in the form that TensorRT takes: a capsule of NCCL's communicator."""
+"""Communicators between the devices of a stage's ranks, in the form that TensorRT takes:
+
+a capsule of NCCL's communicator.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,19 @@ _ID_BYTES = 128
 
 
 class Communicator(Protocol):
-    """Connects this rank's device with the others'. handle: the capsule. It must outlive the contexts that have it."""
+    """Connects this rank's device with those of the others.
+
+    handle: the capsule. It must outlive the contexts that use it.
+    """
 
     handle: object
 
     def abort(self) -> None:
-        """Let go of collectives that wait for a rank that is gone; from any thread."""
+        """Abort collectives that wait for a lost rank; callable from any thread."""
         ...
 
     def close(self) -> None:
-        """Give it back, after every context."""
+        """Destroy the communicator, after every context."""
         ...
 
 
@@ -39,9 +45,9 @@ class _UniqueId(ctypes.Structure):
 
 
 class NcclCommunicator:
-    """A communicator of NCCL's on the current GPU. All ranks create theirs at once.
+    """An NCCL communicator on the current GPU. All ranks must create theirs at the same time.
 
-    Raises RankError if NCCL is not installed, or refuses: two ranks on one GPU, for example.
+    Raises RankError if NCCL is not installed or refuses, for example two ranks on one GPU.
     """
 
     def __init__(self, ranks: Rank) -> None:
@@ -60,11 +66,11 @@ class NcclCommunicator:
         self.handle = capsule(self._communicator.value or 0)
 
     def abort(self) -> None:
-        """Let go of collectives that wait for a rank that is gone; from any thread."""
+        """Abort collectives that wait for a lost rank; callable from any thread."""
         self._end("ncclCommAbort")
 
     def close(self) -> None:
-        """Give it back, after every context."""
+        """Destroy the communicator, after every context."""
         self._end("ncclCommDestroy")
 
     def _end(self, function: str) -> None:
@@ -79,7 +85,7 @@ class NcclCommunicator:
 
 
 class HostCommunicator:
-    """A communicator of host memory: a pointer that represents the ranks themselves, in `known`."""
+    """A communicator in host memory: a pointer that represents the ranks themselves, in `known`."""
 
     def __init__(self, known: dict[int, Rank], ranks: Rank) -> None:
         self._known, self._pointer = known, id(ranks)
@@ -87,14 +93,14 @@ class HostCommunicator:
         self.handle = capsule(self._pointer)
 
     def abort(self) -> None:
-        """Do nothing: the ranks' own exchanges end when a process does."""
+        """Do nothing: exchanges between processes end when one of them does."""
 
     def close(self) -> None:
         self._known.pop(self._pointer, None)
 
 
 def capsule(pointer: int) -> object:
-    """Return a pointer as TensorRT's binding takes a communicator."""
+    """Return a pointer in the form in which TensorRT's binding takes a communicator."""
     create = ctypes.pythonapi.PyCapsule_New
     create.restype, create.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     handle: object = create(pointer, CAPSULE, None)

@@ -1,6 +1,6 @@
-"""Where an engine's memory and work live: on a GPU, or in host memory that keeps a GPU's rules (`host_device.py`).
+"""Devices that hold engines' memory and run their work: a GPU, or host memory with a GPU's rules (`host_device.py`).
 
-Code that drives engines takes a `Device` and never asks torch for CUDA.
+Code that drives engines takes a `Device` and never calls torch.cuda itself.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("trtkit.device")
 
 ALIGNMENT = 256
-"""What TensorRT asks of every address, in bytes. Source: `IExecutionContext::setTensorAddress`, NvInferRuntime.h."""
+"""Alignment of every address given to TensorRT, in bytes.
+
+Source: `IExecutionContext::setTensorAddress`, NvInferRuntime.h.
+"""
 
 
 class CapturedGraph(Protocol):
-    """Work that was captured once, with the addresses it had."""
+    """Captured work, with the addresses it had at capture."""
 
     def replay(self) -> None:
-        """Put the work on the stream that it was captured from."""
+        """Enqueue the work on the stream that it was captured from."""
         ...
 
 
@@ -46,16 +49,16 @@ class Event(Protocol):
     """A point in a stream's work."""
 
     def is_past(self) -> bool:
-        """Whether all work up to it is done; nothing is waited for."""
+        """Whether all work up to the point is done; does not wait."""
         ...
 
     def seconds_after(self, earlier: Event) -> float | None:
-        """Return how long after an earlier point it was, if both are past; None if the device keeps no time."""
+        """Return the seconds since an earlier point if both are past; None if the device does not measure time."""
         ...
 
 
 class Stream(Protocol):
-    """Work in order. handle: what TensorRT takes for it. The caller's own stream is torch's current one."""
+    """Work in order. handle: the stream as TensorRT takes it. The caller's own stream is torch's current one."""
 
     @property
     def handle(self) -> int:
@@ -63,15 +66,15 @@ class Stream(Protocol):
         ...
 
     def run(self, work: Callable[[], object]) -> None:
-        """Put what `work` launches on the stream."""
+        """Enqueue what `work` launches."""
         ...
 
     def wait_for_current(self) -> None:
-        """Let what is put here next wait for the current stream's work so far."""
+        """Make work enqueued here wait for the current stream's work so far."""
         ...
 
     def hold_current(self) -> None:
-        """Let what the current stream gets next wait for this stream's work so far."""
+        """Make work enqueued on the current stream wait for this stream's work so far."""
         ...
 
     def synchronize(self) -> None:
@@ -83,7 +86,7 @@ class Stream(Protocol):
         ...
 
     def wait(self, event: Event) -> None:
-        """Let what is put here next wait for a point of another stream's work; the caller does not wait."""
+        """Make work enqueued here wait for a point of another stream; the caller does not wait."""
         ...
 
     def sibling(self) -> Stream:
@@ -91,26 +94,26 @@ class Stream(Protocol):
         ...
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return aligned memory for work on this stream, with nothing of meaning in it."""
+        """Return aligned, uninitialized memory for work on this stream."""
         ...
 
     def host_memory(self, size_bytes: int) -> torch.Tensor:
-        """Return host memory [size_bytes] uint8 that is copied to and from while the caller does something else."""
+        """Return host memory [size_bytes] uint8 whose copies run while the caller goes on (pinned on a GPU)."""
         ...
 
     def capture(self, work: Callable[[], object]) -> CapturedGraph | None:
-        """Return what `work` launches as a graph, without running it. Nothing may be allocated or waited for in it.
+        """Return what `work` launches as a graph, without running it. `work` must neither allocate nor wait.
 
-        Return None if the device gives none, such as for what another thread did meanwhile.
+        Returns None if the capture fails, for example because of another thread's work.
         """
         ...
 
 
 class Device(Protocol):
-    """Memory that engines work on, memory_bytes of it. name: for people.
+    """A device with memory_bytes of memory. name: for messages.
 
-    compute_capability: 10 * major + minor; None if it is not a GPU. environment: what compiled kernels depend on, which
-    is the GPU and its driver.
+    compute_capability: 10 * major + minor; None if it is not a GPU. environment: what compiled kernels depend on: the
+    GPU and its driver.
     """
 
     name: str
@@ -120,7 +123,7 @@ class Device(Protocol):
 
     @property
     def free_bytes(self) -> int:
-        """Memory that nobody has taken, in this process or another."""
+        """Free memory, after this and other processes' allocations."""
         ...
 
     def stream(self) -> Stream:
@@ -128,14 +131,14 @@ class Device(Protocol):
         ...
 
     def connect(self, ranks: Rank) -> Communicator:
-        """Return what connects it with the devices of the other ranks, all of which call this at once."""
+        """Return a communicator with the devices of the other ranks, all of which must call this at the same time."""
         ...
 
 
 def find_device(index: int | None = None) -> Device | None:
-    """Return the GPU that engines run on here: number `index`, or the current one. None if there is none.
+    """Return the GPU that engines run on: number `index`, or the current one. None if there is no GPU.
 
-    Raises RankError for a rank that has no GPU on a machine that has some.
+    Raises RankError if a rank has no GPU on a machine that has some.
     """
     if not torch.cuda.is_available():
         _warn_of_torch()
@@ -151,7 +154,7 @@ def find_device(index: int | None = None) -> Device | None:
 
 @cache
 def _warn_of_torch() -> None:
-    """Say once that there is a GPU, where torch, through which engines run, cannot use it."""
+    """Warn once if there is a GPU that torch, through which engines run, cannot use."""
     if gpus := list_gpus():
         why = "was built without CUDA" if torch.version.cuda is None else "finds no CUDA driver"
         fix = "install a build of torch for CUDA" if torch.version.cuda is None else "update the GPU's driver"
@@ -159,15 +162,15 @@ def _warn_of_torch() -> None:
 
 
 def find_device_for(backend: str) -> Device | None:
-    """Return the current GPU if a TensorRT library's engines run on it, else None."""
+    """Return the current GPU if a TensorRT library's engines run on it; None otherwise."""
     device = find_device()
     return None if device is None or not _is_supported(device, backend) else device
 
 
 def check_device(device: Device, manifest: Manifest) -> None:
-    """Raise BackendError if a bundle's engines do not run on a device: before a plan, which may be large, is read.
+    """Raise BackendError if a bundle's engines do not run on a device, before their plans, often large, are read.
 
-    A plan is of one version of TensorRT. Source: TensorRT-RTX docs, engines that are built on a CPU; NvInfer.h on
+    A plan works with one version of TensorRT. Source: TensorRT-RTX docs on engines built on a CPU; NvInfer.h on
     `kVERSION_COMPATIBLE`, which trtkit does not set.
     """
     built_with, installed = manifest.backend.version, load_backend(manifest.backend.name).version
@@ -192,45 +195,45 @@ def _is_supported(device: Device, backend: str) -> bool:
 
 
 def release_memory() -> None:
-    """Give memory that nobody uses back to the GPU's driver."""
-    gc.collect()  # what is captured refers to what captured it
+    """Return unused memory to the GPU's driver."""
+    gc.collect()  # captured graphs are in reference cycles
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-        torch._C._host_emptyCache()  # pinned memory that copies were staged in
+        torch._C._host_emptyCache()  # pinned memory for staging copies
 
 
 def is_host(device: torch.device) -> bool:
-    """Whether tensors on a device are in the host's own memory."""
+    """Whether a device's tensors are in host memory."""
     return device.type == "cpu"
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is in the host's own memory."""
+    """Whether a tensor is in host memory."""
     return tensor.device.type == "cpu"
 
 
 def staged(values: Array | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return values in memory that is copied to `device` without a wait.
+    """Return values in memory from which `device` copies without making the host wait.
 
     A copy from pageable memory waits for the stream's work so far. Source: CUDA API synchronization behavior, CUDA
-    Toolkit documentation. torch keeps a pinned block until the copies from it are done.
+    Toolkit documentation. torch keeps a pinned block until its copies are done.
     """
     tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
     return tensor if is_host(device) else tensor.pin_memory()
 
 
 def host_buffer(size_bytes: int, device: torch.device) -> torch.Tensor:
-    """Return host memory [size_bytes] uint8 that `device` copies to without a wait; torch keeps it for the next."""
+    """Return host memory [size_bytes] uint8 to which `device` copies without making the host wait; torch reuses it."""
     return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=not is_host(device))
 
 
 def to_device(values: Array | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return values of the host's as a tensor on `device`; nothing is waited for."""
+    """Return host values as a tensor on `device`, without waiting."""
     return staged(values, device).to(device, non_blocking=True)
 
 
 def write(stream: Stream, target: torch.Tensor, values: Array | torch.Tensor) -> None:
-    """Let a stream copy values to the memory `target` of the same size; nothing is waited for."""
+    """Enqueue a copy of values to the memory `target` of the same size, without waiting."""
     source = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
     if is_on_host(source):
         source = staged(source, target.device)
@@ -238,7 +241,7 @@ def write(stream: Stream, target: torch.Tensor, values: Array | torch.Tensor) ->
 
 
 def start_copy(tensor: torch.Tensor) -> Callable[[], Array]:
-    """Start to copy a tensor as it is now to the host; return what waits for it and returns it."""
+    """Start copying a tensor's current values to the host; return a function that waits for them and returns them."""
     if is_host(tensor.device):
         return tensor.clone().numpy
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -254,7 +257,7 @@ def start_copy(tensor: torch.Tensor) -> Callable[[], Array]:
 
 
 def use_device(index: int) -> None:
-    """Let this process run engines on GPU `index`."""
+    """Make this process run engines on GPU `index`."""
     torch.cuda.set_device(index)
 
 
@@ -271,7 +274,7 @@ class CudaDevice:
 
     @property
     def free_bytes(self) -> int:
-        """What the driver says; memory that torch keeps for later is taken (`release_memory`)."""
+        """Free memory by the driver; memory that torch caches counts as used (see `release_memory`)."""
         return int(torch.cuda.mem_get_info()[0])
 
     def stream(self) -> Stream:
@@ -279,7 +282,7 @@ class CudaDevice:
         return CudaStream()
 
     def connect(self, ranks: Rank) -> Communicator:
-        """Return a communicator of NCCL's."""
+        """Return an NCCL communicator."""
         return NcclCommunicator(ranks)
 
 
@@ -290,11 +293,11 @@ class CudaEvent:
     event: torch.cuda.Event
 
     def is_past(self) -> bool:
-        """Whether all work up to it is done."""
+        """Whether all work up to the point is done."""
         return bool(self.event.query())  # type: ignore[no-untyped-call]
 
     def seconds_after(self, earlier: Event) -> float | None:
-        """Return how long after an earlier point it was."""
+        """Return the seconds since an earlier point."""
         assert isinstance(earlier, CudaEvent)
         return float(earlier.event.elapsed_time(self.event)) / 1e3
 
@@ -304,7 +307,7 @@ class CudaStream:
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._pool: _POOL_HANDLE | None = None  # of graphs
+        self._pool: _POOL_HANDLE | None = None  # shared by all graphs
 
     @property
     def handle(self) -> int:
@@ -312,16 +315,16 @@ class CudaStream:
         return int(self._stream.cuda_stream)
 
     def run(self, work: Callable[[], object]) -> None:
-        """Put what `work` launches on the stream."""
+        """Enqueue what `work` launches."""
         with torch.cuda.stream(self._stream):
             work()
 
     def wait_for_current(self) -> None:
-        """Let what is put here next wait for the current stream's work so far."""
+        """Make work enqueued here wait for the current stream's work so far."""
         self._stream.wait_stream(torch.cuda.current_stream())
 
     def hold_current(self) -> None:
-        """Let what the current stream gets next wait for this stream's work so far."""
+        """Make work enqueued on the current stream wait for this stream's work so far."""
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def synchronize(self) -> None:
@@ -334,7 +337,7 @@ class CudaStream:
         return CudaEvent(self._stream.record_event(event))
 
     def wait(self, event: Event) -> None:
-        """Let what is put here next wait for a point of another stream's work."""
+        """Make work enqueued here wait for a point of another stream."""
         assert isinstance(event, CudaEvent)
         self._stream.wait_event(event.event)
 
@@ -343,9 +346,9 @@ class CudaStream:
         return CudaStream()
 
     def host_memory(self, size_bytes: int) -> torch.Tensor:
-        """Return pinned memory of just that size: torch's own takes a power of two and keeps it.
+        """Return pinned memory of exactly that size; torch's allocator would round up to a power of two and keep it.
 
-        Raises BackendError if the system does not pin as much.
+        Raises BackendError if the system cannot pin as much.
         """
         memory = torch.empty(size_bytes, dtype=torch.uint8)
         runtime, address = torch.cuda.cudart(), memory.data_ptr()  # type: ignore[no-untyped-call]
@@ -358,15 +361,15 @@ class CudaStream:
         return memory
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return memory of this stream's pool; torch's allocator aligns to 512 bytes."""
+        """Return memory of this stream's pool, which torch's allocator aligns to 512 bytes."""
         with torch.cuda.stream(self._stream):
             return torch.empty(tuple(shape), dtype=dtype, device="cuda")
 
     def capture(self, work: Callable[[], object]) -> CudaGraph | None:
-        """Return what `work` launches as a graph, without running it; None if CUDA gives none.
+        """Return what `work` launches as a graph, without running it; None if the capture fails.
 
-        Not by `torch.cuda.graph`, which frees all cached memory and lets calls of any thread end the capture. Graphs
-        of a stream share their memory, since they run one after another.
+        Unlike `torch.cuda.graph`, this keeps cached memory, and calls of other threads do not end the capture. Graphs
+        of a stream share memory, since they run one after the other.
         """
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -386,11 +389,11 @@ class CudaStream:
 
 @dataclass(frozen=True, eq=False)
 class CudaGraph:
-    """A graph of torch's, which would otherwise be replayed on the current stream."""
+    """A CUDA graph that is replayed on its own stream rather than the current one."""
 
     stream: CudaStream
     graph: torch.cuda.CUDAGraph
 
     def replay(self) -> None:
-        """Put the work on the stream."""
+        """Enqueue the work."""
         self.stream.run(self.graph.replay)

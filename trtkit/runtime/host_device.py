@@ -1,7 +1,7 @@
-"""Host memory that keeps a GPU's rules: what engines run on in tests.
+"""Host memory with a GPU's rules, on which engines run in tests.
 
-Streams run their work as late as a GPU may: when somebody waits for it. Those of `hurries` run it as early as a GPU
-may: at once. So a missing wait gives wrong values in a test, too.
+Streams run their work as late as a GPU may: when somebody waits for it. With `hurries`, they run it as early as a GPU
+may: at once. A missing wait therefore gives wrong values in tests, too.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 
 
 class Watch(Protocol):
-    """Observes a device: what it launches, and what the host waits for."""
+    """Observes a device: its launches, and the host's waits."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """Let torch compute what the device's own kernels would."""
+        """Suspend observation, while torch computes what the device's own kernels would."""
         ...
 
     def on(self, stream: HostStream, *, in_graph: bool = False) -> AbstractContextManager[None]:
-        """Run the work of a stream."""
+        """Run a stream's work."""
         ...
 
     def pin(self, memory: torch.Tensor) -> None:
-        """Note that host memory is pinned."""
+        """Record that host memory is pinned."""
         ...
 
     def launch(self, what: str) -> None:
-        """Count work that is put on the device."""
+        """Count a launch."""
         ...
 
     def wait(self, what: str) -> None:
@@ -55,21 +55,20 @@ class Watch(Protocol):
         ...
 
     def let_wait(self, stream: HostStream) -> None:
-        """Note that a stream waits for what the caller's own stream has written so far."""
+        """Record that a stream waits for what the caller's own stream has written so far."""
         ...
 
     def check_written(self, tensor: torch.Tensor, stream: HostStream) -> None:
-        """Raise ExecutionError if a stream gets work on what the caller's own stream has yet to write."""
+        """Raise ExecutionError if a stream is given memory that the caller's own stream has yet to write."""
         ...
 
 
 class HostDevice:
-    """Host memory with a GPU's rules: aligned, filled with NaN until written, work that waits until it is waited for.
+    """Host memory with a GPU's rules: aligned, NaN until written, and with work that runs when it is waited for.
 
-    streams: by handle, as TensorRT names them. communicators: the ranks that a communicator's pointer represents.
-    hurries: whether siblings of a stream run their work at once, as far as they need not wait for another stream's.
-    watch: counts launches and waits, if there is one. failing_captures: how many of the next captures give no graph.
-    captures: how many have been tried.
+    streams: by handle, as TensorRT names them. communicators: the ranks that each communicator's pointer represents. hurries:
+    whether sibling streams run their work at once, unless it waits for another stream's. watch: counts launches and
+    waits, if given. failing_captures: how many of the next captures fail. captures: number of captures tried.
     """
 
     def __init__(self, *, hurries: bool = False) -> None:
@@ -95,7 +94,10 @@ class HostDevice:
         return HostCommunicator(self.communicators, ranks)
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return aligned memory whose bytes are 255: NaN, or an integer that is nobody's token. Not in a capture."""
+        """Return aligned memory filled with bytes of 255:
+
+        NaN, or an integer that is not a token. Not during a capture.
+        """
         self.check_not_capturing("memory is allocated")
         size = math.prod(shape) * dtype.itemsize
         block = np.full(size + ALIGNMENT, 0xFF, np.uint8)
@@ -108,7 +110,7 @@ class HostDevice:
 
     @property
     def allocated_bytes(self) -> int:
-        """Memory that somebody still owns."""
+        """Memory that is still referenced."""
         return sum(self._sizes.values())
 
     @property
@@ -116,7 +118,7 @@ class HostDevice:
         return self.memory_bytes - self.allocated_bytes
 
     def holds(self, address: int, size_bytes: int) -> bool:
-        """Whether memory that somebody still owns is at `address`, and as much as that."""
+        """Whether referenced memory of at least `size_bytes` is at `address`."""
         return any(start <= address and address + size_bytes <= start + size for start, size in self._sizes.items())
 
     def check_not_capturing(self, what: str) -> None:
@@ -127,13 +129,13 @@ class HostDevice:
 
 @dataclass(frozen=True, eq=False)
 class HostGraph:
-    """Calls that were recorded."""
+    """Recorded calls."""
 
     stream: HostStream
     calls: list[Callable[[], object]] = field(default_factory=list)
 
     def replay(self) -> None:
-        """Keep the calls until somebody waits."""
+        """Enqueue the calls."""
         self.stream.replay(self.calls)
 
 
@@ -146,22 +148,25 @@ class HostEvent:
     was_queried: bool = False
 
     def is_past(self) -> bool:
-        """Say whether the calls up to it are done; who asks again finds that they are by now."""
+        """Whether the calls up to it are done; if not, they are by the next time."""
         if self.was_queried:
             self.stream.run_to(self.count)
         self.was_queried = True
         return self.stream.is_done(self.count)
 
     def reach(self) -> None:
-        """Do the calls up to it."""
+        """Run the calls up to it."""
         self.stream.run_to(self.count)
 
     def seconds_after(self, _earlier: Event) -> None:
-        """Return None: it is not known when work would have been done."""
+        """Return None: the time at which work would have been done is unknown."""
 
 
 class HostStream:
-    """Calls that wait. pending: those that nobody has waited for yet, in order. hurries: whether they wait at all."""
+    """A queue of calls.
+
+    pending: those that nothing has waited for yet, in order. hurries: whether calls run at once.
+    """
 
     def __init__(self, device: HostDevice, handle: int, *, hurries: bool = False) -> None:
         self.handle, self._hurries = handle, hurries
@@ -170,24 +175,24 @@ class HostStream:
         self.pending: list[Callable[[], object]] = []
 
     def run(self, work: Callable[[], object]) -> None:
-        """Keep `work` until somebody waits, or record it in the graph that is captured."""
+        """Enqueue `work`, or record it in the graph that is being captured."""
         calls = self.pending if self._device.capturing is None else self._device.capturing.calls
         calls.append(_without_owning(work, self._device, self))
         if self._hurries and self._device.capturing is None:
             self.run_to(self._done + len(self.pending))
 
     def replay(self, calls: Sequence[Callable[[], object]]) -> None:
-        """Keep the calls of a graph until somebody waits."""
+        """Enqueue the calls of a graph."""
         watch = self._device.watch
         if watch is not None:
             watch.launch("graph")
         self.pending += [call if watch is None else partial(_in_graph, watch, self, call) for call in calls]
 
     def run_to(self, count: int) -> None:
-        """Do the work up to a point; what fails takes the rest with it."""
+        """Run the work up to a point; a failure discards the rest."""
         if self._is_running or count <= self._done:
             return
-        self._is_running, works = True, self.pending[: count - self._done]  # which own what they work on
+        self._is_running, works = True, self.pending[: count - self._done]  # pending calls own what they work on
         watch = self._device.watch
         try:
             for work in works:
@@ -211,7 +216,7 @@ class HostStream:
         return HostEvent(self, self._done + len(self.pending))
 
     def wait(self, event: Event) -> None:
-        """Let what is put here next find the work up to a point of another stream done."""
+        """Make work enqueued here run after the work up to a point of another stream."""
         assert isinstance(event, HostEvent)
         self.run(event.reach)
 
@@ -228,12 +233,12 @@ class HostStream:
         return memory
 
     def wait_for_current(self) -> None:
-        """Do nothing but note it: the current stream's work is done when it is called."""
+        """Record the wait and do nothing else: the current stream's work is done when it is called."""
         if self._device.watch is not None:
             self._device.watch.let_wait(self)
 
     def hold_current(self) -> None:
-        """Do all work now, so that what is called next finds it done."""
+        """Run all work now, so that it is done for whatever is called next."""
         self._device.check_not_capturing("another stream waits for one")
         self.run_to(self._done + len(self.pending))
 
@@ -247,7 +252,7 @@ class HostStream:
         return self._device.allocate(shape, dtype)
 
     def capture(self, work: Callable[[], object]) -> HostGraph | None:
-        """Return the calls that `work` makes to streams; None if the capture is to fail."""
+        """Return the calls that `work` makes to streams; None if the capture is set to fail."""
         self._device.check_not_capturing("another graph is captured")
         self._device.captures += 1
         if self._device.failing_captures:
@@ -262,7 +267,7 @@ class HostStream:
 
 
 class _Borrowed:
-    """A tensor in the caller's memory, which the caller may drop before the stream reads it, as on a GPU."""
+    """A tensor in the caller's memory, which the caller may free before the stream reads it, as on a GPU."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
@@ -270,7 +275,7 @@ class _Borrowed:
         self._dtype = tensor.dtype
 
     def read(self) -> torch.Tensor:
-        """Return the tensor. Raises ExecutionError if its memory was given back."""
+        """Return the tensor. Raises ExecutionError if its memory was freed."""
         storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
         if storage is None:
             what = "the caller's memory was given back before the stream has read it"
@@ -284,7 +289,7 @@ def _in_graph(watch: Watch, stream: HostStream, call: Callable[[], object]) -> N
 
 
 def _without_owning(work: Callable[[], object], device: HostDevice, stream: HostStream) -> Callable[[], object]:
-    """Return work that does not keep the caller's memory alive. What is copied, a GPU has staged by then."""
+    """Return work that does not keep the caller's memory alive. Copied values count as staged, as on a GPU."""
     if device.watch is not None and isinstance(work, partial):
         for value in tree_leaves((work.args, getattr(work.func, "__self__", None))):
             if isinstance(value, torch.Tensor):

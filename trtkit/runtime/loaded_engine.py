@@ -1,4 +1,4 @@
-"""A plan that TensorRT has loaded: execution contexts, layer times, and calls on a device; each refusal is an error."""
+"""A plan loaded by TensorRT: execution contexts, layer times and calls on a device, with every refusal as an error."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineTensor:
-    """An input or output. shape: -1 where dynamic. is_on_host: read while shapes are worked out, so never on the GPU.
+    """An input or output. shape: -1 for dynamic axes. is_on_host: read on the host while shapes are computed.
 
-    aliases: of an output, the input whose memory it is written to; empty if it has its own.
+    aliases: for an output, the input whose memory it is written to; empty if it has its own.
     """
 
     name: str
@@ -44,10 +44,10 @@ class EngineTensor:
 
 
 class LoadedEngine:
-    """A deserialized engine. cache: where kernels that TensorRT compiles for this GPU are kept; None: nowhere.
+    """A deserialized engine. cache: where kernels compiled for this GPU are saved; None for nowhere.
 
-    defers_weights: leave the weights in the plan's file until `load_weights`.
-    Raises BackendError if TensorRT does not load the plan on this GPU, or has no deferred weights.
+    defers_weights: leave the weights in the plan's file until `load_weights`. Raises BackendError if TensorRT does not
+    load the plan on this GPU, or does not support deferred weights.
     """
 
     def __init__(
@@ -81,26 +81,26 @@ class LoadedEngine:
         self._cache = RuntimeCache(backend.trt, self._engine, cache)
         self._contexts: dict[tuple[int, bool], ExecutionContext] = {}
         self._scratch: torch.Tensor | None = None
-        self._keep_kernels = weakref.finalize(self, self._cache.save)  # once: when closed, dropped, or at the end
+        self._keep_kernels = weakref.finalize(self, self._cache.save)  # once: when closed, dropped, or at exit
 
     @property
     def profiles(self) -> int:
-        """How many optimization profiles it has; one for static shapes."""
+        """Number of optimization profiles; one for static shapes."""
         return max(int(self._engine.num_optimization_profiles), 1)
 
     @property
     def streamable_bytes(self) -> int:
-        """Weights that may stay in host memory; 0 unless it was built with `build.weight_streaming`."""
+        """Bytes of weights that may stay in host memory; 0 unless built with `build.weight_streaming`."""
         return int(self._engine.streamable_weights_size)
 
     @property
     def is_streaming(self) -> bool:
-        """Whether weights stay in host memory: each enqueue then waits for the engine, and no CUDA graph holds it."""
+        """Whether weights stay in host memory: each enqueue then waits for the engine and cannot be captured."""
         return bool(self.streamable_bytes) and int(self._engine.weight_streaming_budget_v2) < self.streamable_bytes
 
     @property
     def pending_context_bytes(self) -> int:
-        """GPU memory that the first context will take for all of them, as TensorRT says, at this budget."""
+        """GPU memory that the first context will take for all of them at this budget, by TensorRT's own figure."""
         return self._scratch_bytes if self._scratch is None else 0
 
     @property
@@ -108,28 +108,28 @@ class LoadedEngine:
         return max(map(int, map(self._engine.get_device_memory_size_for_profile_v2, range(self.profiles))))
 
     def stream_weights(self, budget_bytes: int) -> None:
-        """Keep `budget_bytes` of the weights on the GPU, before there is a context. Raises RequestError, BackendError.
+        """Keep `budget_bytes` of the weights on the GPU; no context may exist yet. Raises RequestError, BackendError.
 
-        The others stay in host memory and are copied whenever they are needed.
+        The other weights stay in host memory and are copied whenever they are needed.
         """
         if budget_bytes > self.streamable_bytes:
             raise over_budget(budget_bytes, self.streamable_bytes)
         self.errors.clear()
         self._engine.weight_streaming_budget_v2 = budget_bytes
-        if int(self._engine.weight_streaming_budget_v2) != budget_bytes:  # the binding does not tell that it failed
+        if int(self._engine.weight_streaming_budget_v2) != budget_bytes:  # the binding does not report failure
             what = f"TensorRT refused a weight budget of {budget_bytes} bytes{_reason(self.errors.texts)}"
             raise BackendError(what, str(self.plan))
 
     def _defer_weights(self) -> None:
-        """Let the engine that is deserialized next have no weights yet. Raises BackendError."""
-        if not hasattr(self._runtime, "defer_weights_loading"):  # TensorRT-RTX has it from 1.7 on
+        """Deserialize the next engine without its weights. Raises BackendError."""
+        if not hasattr(self._runtime, "defer_weights_loading"):  # TensorRT-RTX has it from version 1.7 on
             what = f"{self.backend.name} {self.backend.version} loads an engine's weights with the engine"
             fix = "build with TensorRT-RTX (`--target`), or keep all weights on the GPU"
             raise BackendError(what, "offload", fix)
         self._runtime.defer_weights_loading = True
 
     def load_weights(self) -> None:
-        """Copy deferred weights to the GPU, if they are not there; by any thread. Raises BackendError."""
+        """Load deferred weights onto the GPU unless they are there; from any thread. Raises BackendError."""
         if self._blob is None or self._engine.weights_loaded:
             return
         self.errors.clear()
@@ -146,10 +146,10 @@ class LoadedEngine:
             raise BackendError(f"TensorRT refused to unload weights{_reason(self.errors.texts)}", str(self.plan))
 
     def context(self, profile: int = 0, *, is_captured: bool = False) -> ExecutionContext:
-        """Return the execution context of a profile, created when it is first needed.
+        """Return the execution context of a profile, created on first use.
 
-        is_captured: whether CUDA graphs hold its launches; then kernels of a new shape are compiled while one waits.
-        Raises BackendError if TensorRT refuses, such as for want of memory.
+        is_captured: whether CUDA graphs hold its launches; kernels of a new shape are then compiled synchronously.
+        Raises BackendError if TensorRT refuses, for example for lack of memory.
         """
         key = profile, is_captured
         if key not in self._contexts:
@@ -161,9 +161,9 @@ class LoadedEngine:
         return self._contexts[key]
 
     def scratch(self) -> torch.Tensor:
-        """Return the device memory that all contexts share, whose work one stream puts in order.
+        """Return the device memory that all contexts share; one stream runs their work in order.
 
-        It fits the largest profile and is kept until `close`: CUDA graphs hold its address.
+        It fits the largest profile and is kept until `close`, since CUDA graphs hold its address.
         """
         if self._scratch is None:
             self._scratch = self.stream.empty((max(self._scratch_bytes, 1),), torch.uint8)
@@ -179,11 +179,11 @@ class LoadedEngine:
         raise BackendError(f"no optimization profile covers {what}", str(self.plan), fix)
 
     def save_kernels(self) -> None:
-        """Keep what was compiled for this GPU so far: a process that is killed cannot."""
+        """Save the kernels compiled for this GPU so far, since a killed process cannot."""
         self._cache.save()
 
     def close(self) -> None:
-        """Keep what was compiled for this GPU for the next start, and drop contexts and engine."""
+        """Save the kernels compiled for this GPU for the next start, and drop contexts and engine."""
         self._keep_kernels()
         self._contexts.clear()
         self._scratch = self._blob = None
@@ -209,17 +209,17 @@ class LoadedEngine:
 
 
 class ExecutionContext:
-    """An execution context on one profile. Addresses stay set until they are set again."""
+    """An execution context of one profile. Addresses stay set until they are set again."""
 
     def __init__(self, engine: LoadedEngine, context: Any, profile: int) -> None:
         self._engine, self._context = engine, context
         context.error_recorder = engine.errors
         scratch = engine.scratch()
-        context.set_device_memory(scratch.data_ptr(), scratch.nbytes)  # what is wrong with it, the launch says
+        context.set_device_memory(scratch.data_ptr(), scratch.nbytes)  # errors in it surface at the launch
         self._ask(f"profile {profile}", context.set_optimization_profile_async, profile, engine.stream.handle)
 
     def set_input(self, name: str, shape: Shape, tensor: torch.Tensor) -> None:
-        """Give an input its shape, and the memory [of that many elements, or more] that it is read from."""
+        """Set an input's shape, and the memory [of at least as many elements] that it is read from."""
         self._ask(f"input `{name}` {list(shape)}", self._context.set_input_shape, name, shape)
         self.set_address(name, tensor)
 
@@ -227,30 +227,30 @@ class ExecutionContext:
         self._ask(f"the address of `{name}`", self._context.set_tensor_address, name, tensor.data_ptr())
 
     def set_output_allocator(self, name: str, allocator: Any) -> None:
-        """Let an output whose size follows from the data be allocated while the engine runs."""
+        """Let an output whose size depends on the data be allocated while the engine runs."""
         self._ask(f"the allocator of `{name}`", self._context.set_output_allocator, name, allocator)
 
     def set_communicator(self, communicator: Communicator) -> None:
-        """Connect it with the contexts of the other ranks; returns once all of them have called this."""
+        """Connect the context with those of the other ranks; returns once all ranks have called this."""
         self._ask("the communicator of the ranks", self._context.set_communicator, communicator.handle)
 
     def shape(self, name: str) -> Shape:
-        """Return a tensor's shape at the inputs' shapes, -1 where it follows from the data."""
+        """Return a tensor's shape at the inputs' shapes; -1 for axes that depend on the data."""
         return tuple(self._context.get_tensor_shape(name))
 
     def is_capturable(self) -> bool:
-        """Whether a CUDA graph can hold the launch at the shapes that are set."""
+        """Whether a CUDA graph can hold the launch at the current shapes."""
         if self._engine.is_streaming:
             return False
-        ask = getattr(self._context, "is_stream_capturable", None)  # TensorRT for data centres does not say
+        ask = getattr(self._context, "is_stream_capturable", None)  # full TensorRT has no such method
         return ask is None or bool(ask(self._engine.stream.handle))
 
     def enqueue(self) -> None:
-        """Put the engine's work on its stream."""
+        """Enqueue the engine's work on its stream."""
         self._ask("the engine", self._context.execute_async_v3, self._engine.stream.handle)
 
     def layer_seconds(self, run: Callable[[], object]) -> dict[str, float]:
-        """Call `run`, which enqueues once; return how long each layer took, in the order they ran."""
+        """Call `run`, which enqueues once; return the time of each layer, in the order of execution."""
         profiler = layer_profiler(self._engine.backend)
         self._context.profiler = profiler
         try:
@@ -261,7 +261,7 @@ class ExecutionContext:
         return dict(profiler.seconds)
 
     def _ask(self, what: str, call: Callable[..., object], *arguments: object) -> None:
-        """Call TensorRT; raise BackendError, with what it says about this call, if it refuses."""
+        """Call TensorRT; raise BackendError with its own message for this call if it refuses."""
         errors = self._engine.errors
         errors.clear()
         if not call(*arguments):
@@ -269,7 +269,7 @@ class ExecutionContext:
 
 
 def _mapped(plan: Path) -> mmap.mmap | bytes:
-    """Return a file's contents, which take no memory of this process's own."""
+    """Return a file's contents as a mapping, which takes no memory of this process."""
     with plan.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if plan.stat().st_size else b""
 
@@ -279,7 +279,7 @@ def _reason(texts: Sequence[str]) -> str:
 
 
 def layer_profiler(backend: Backend) -> Any:
-    """Return an IProfiler. Its `seconds` are by layer, in the order that they were told; equal names are added up."""
+    """Return an IProfiler. Its `seconds` are by layer, in the order reported; those of equal names are summed."""
     base: Any = backend.trt.IProfiler
 
     class LayerProfiler(base):  # type: ignore[misc]  # TensorRT's class is known when it is loaded
@@ -299,7 +299,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, eq=False)
 class _Launch:
-    """Memory that a launch reads and writes, and its CUDA graph where there is one."""
+    """Memory that a launch reads and writes, and its CUDA graph if there is one."""
 
     inputs: Tensors
     outputs: Tensors
@@ -307,12 +307,11 @@ class _Launch:
 
 
 class EngineExecution:
-    """A StageExecution on TensorRT. Its work is put on `stream`, which the caller waits for.
+    """A StageExecution on TensorRT. Its work is enqueued on `stream`, on which the caller waits.
 
     has_cuda_graphs: launches are captured at the first run of each shape and replayed; buffers are then kept. An engine
-    whose shapes follow from its data, or from values it reads on the host, is launched each time.
-    cache: where kernels compiled for this GPU are kept.
-    Raises BackendError if TensorRT does not load the plan on this GPU.
+    whose shapes depend on its data, or on values it reads on the host, is launched each time. cache: where kernels
+    compiled for this GPU are saved. Raises BackendError if TensorRT does not load the plan on this GPU.
     """
 
     def __init__(
@@ -324,9 +323,9 @@ class EngineExecution:
         self.input_names, self.output_names = tuple(self._engine.inputs), tuple(self._engine.outputs)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensors:
-        """Return the outputs, on the device, for arrays or tensors by input name, as the stream will have them.
+        """Return the outputs for arrays or tensors by input name, on the device; valid once the stream is done.
 
-        With CUDA graphs they are valid until the next run of the same shapes.
+        With CUDA graphs they are overwritten by the next run of the same shapes.
         """
         tensors = {name: to_tensor(inputs[name], name) for name in self.input_names}
         self._stream.wait_for_current()
@@ -334,16 +333,16 @@ class EngineExecution:
 
     @property
     def streamable_bytes(self) -> int:
-        """Weights that may stay in host memory."""
+        """Bytes of weights that may stay in host memory."""
         return self._engine.streamable_bytes
 
     def stream_weights(self, budget_bytes: int) -> None:
-        """Keep so many bytes of the weights on the GPU; see LoadedEngine. Launches are then not captured."""
+        """Keep `budget_bytes` of the weights on the GPU; see LoadedEngine. Launches are then not captured."""
         self._engine.stream_weights(budget_bytes)
         self._has_cuda_graphs = self._has_cuda_graphs and not self._engine.is_streaming
 
     def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
-        """Run once; return how long each of the engine's layers took, in the order they ran."""
+        """Run once; return the time of each of the engine's layers, in the order of execution."""
         tensors = {name: to_tensor(inputs[name], name) for name in self.input_names}
         context = self._context(tensors)
         return context.layer_seconds(lambda: self._launch(tensors))
@@ -352,7 +351,7 @@ class EngineExecution:
         return self._engine.context_for(_shapes(tensors), is_captured=self._has_cuda_graphs)
 
     def _launch(self, tensors: Tensors) -> _Launch:
-        """Put copies of the inputs and the engine's work on the stream."""
+        """Enqueue copies of the inputs and the engine's work."""
         context = self._context(tensors)
         inputs = {name: self._room(name, tensor) for name, tensor in tensors.items()}
         self._copy(tensors, inputs)
@@ -369,18 +368,18 @@ class EngineExecution:
                 context.set_address(name, outputs[name])
         context.enqueue()
         if allocators:
-            self._stream.synchronize()  # their shapes are known when the engine has run
+            self._stream.synchronize()  # output shapes are known once the engine has run
             outputs |= {name: allocator.tensor() for name, allocator in allocators.items()}
         return _Launch(inputs, {name: outputs[name] for name in self.output_names})
 
     def _room(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return memory for an input, where TensorRT reads it."""
+        """Return memory for an input where TensorRT reads it."""
         if self._engine.inputs[name].is_on_host:
             return torch.empty(tensor.shape, dtype=tensor.dtype)
         return self._stream.empty(tensor.shape, tensor.dtype)
 
     def _copy(self, tensors: Tensors, inputs: Tensors) -> None:
-        """Put copies of `tensors` to `inputs` on the stream; what TensorRT reads on the host is copied now."""
+        """Enqueue copies of `tensors` to `inputs`; inputs that TensorRT reads on the host are copied immediately."""
         for name, target in inputs.items():
             source = tensors[name]
             if self._engine.inputs[name].is_on_host:
@@ -389,7 +388,7 @@ class EngineExecution:
                 write(self._stream, target, source)
 
     def _replay(self, tensors: Tensors) -> Tensors:
-        """Copy the inputs to where the graph of their shapes reads them, and replay it."""
+        """Copy the inputs to the buffers of their shapes' graph, and replay it."""
         shapes = tuple(tuple(tensor.shape) for tensor in tensors.values())
         if shapes not in self._captured:
             self._captured[shapes] = self._capture(tensors)
@@ -402,7 +401,7 @@ class EngineExecution:
         return captured.outputs
 
     def _capture(self, tensors: Tensors) -> _Launch:
-        """Capture a run; what TensorRT sets up at its first one is not to be captured."""
+        """Capture a run, after a first one in which TensorRT did its setup."""
         launch, context = self._launch(tensors), self._context(tensors)
         reads_host = any(tensor.is_on_host for tensor in self._engine.inputs.values())
         if reads_host or not context.is_capturable() or any(-1 in context.shape(name) for name in self.output_names):
@@ -415,7 +414,7 @@ def _shapes(tensors: Tensors) -> Shapes:
 
 
 def output_allocator(backend: Backend, stream: Stream, dtype: torch.dtype) -> Any:
-    """Return an IOutputAllocator for one output; `tensor()` is the output once the stream has been waited for."""
+    """Return an IOutputAllocator for one output; `tensor()` is the output once the stream is done."""
     base: Any = backend.trt.IOutputAllocator
 
     class OutputAllocator(base):  # type: ignore[misc]  # TensorRT's class is known when it is loaded
@@ -425,13 +424,13 @@ def output_allocator(backend: Backend, stream: Stream, dtype: torch.dtype) -> An
             self._shape: tuple[int, ...] = ()
 
         def reallocate_output(self, _name: str, _memory: int, size: int, _alignment: int) -> int:
-            """Make room for `size` bytes; called by versions without streams."""
+            """Allocate `size` bytes; called by versions without streams."""
             if size > self._memory.numel():
                 self._memory = stream.empty((size,), torch.uint8)
             return self._memory.data_ptr()
 
         def reallocate_output_async(self, name: str, memory: int, size: int, alignment: int, _stream: int) -> int:
-            """Make room for `size` bytes."""
+            """Allocate `size` bytes."""
             return self.reallocate_output(name, memory, size, alignment)
 
         def notify_shape(self, _name: str, shape: Any) -> None:
