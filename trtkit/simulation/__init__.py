@@ -1,1 +1,1 @@
-"""Serving on a virtual clock: the engine's own queue, slots and plans of chunks, with modelled step times."""
+"""Serving simulated on a virtual clock: the real scheduler with modelled step times."""

@@ -1,4 +1,4 @@
-"""Several replicas that share a router, which chooses one for each request, moved on in the order of time."""
+"""Replicas that share a router, which chooses one for each request, advanced in the order of their events."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 
 
 _REMEMBERED = 1 << 20
-"""First blocks of prompts of which a router by prefix knows where they went."""
+"""Number of prompts' first blocks whose replica a router by prefix remembers."""
 
 
 class Router(Protocol):
-    """What chooses a replica for each request."""
+    """Chooses a replica for each request."""
 
     def choose(self, request: SimulatedRequest) -> Replica:
-        """Return a replica."""
+        """Return the replica for a request."""
 
     def update(self, replica: Replica) -> None:
-        """Note that one of its replicas has moved on, or has one request more."""
+        """Record that a replica has advanced or has been given a request."""
 
 
 def make_router(name: str, replicas: Sequence[Replica]) -> Router:
-    """Return the router of a name."""
+    """Return the router called `name`."""
     if name == "round-robin":
         return RoundRobin(replicas)
     return LeastLoaded(replicas) if name == "least-loaded" else ByPrefix(replicas)
 
 
 class RoundRobin:
-    """One after the other."""
+    """Chooses replicas in turn."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas, self._next = replicas, 0
@@ -62,7 +62,7 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """The one with the fewest requests, the first of several."""
+    """Chooses the replica with the fewest requests, the first of several."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
@@ -74,24 +74,24 @@ class LeastLoaded:
         return self._replicas[int(self._loads.argmin())]
 
     def update(self, replica: Replica) -> None:
-        """Note how many requests a replica has."""
+        """Record a replica's number of requests."""
         self._loads[self._places[replica]] = replica.load
 
 
 class ByPrefix:
-    """The one with the least to do: prompt tokens that it would have to compute, and tokens that it has in work.
+    """Chooses the replica with the least work: prompt tokens that it would compute, and tokens of its current requests.
 
-    NVIDIA Dynamo's router chooses by the same sum, and is told what caches hold, too.
+    NVIDIA Dynamo's router minimizes the same sum, with the cache contents that replicas report.
     """
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
         self._places = {replica: place for place, replica in enumerate(replicas)}
         self._work: Array = np.zeros(len(replicas), np.int64)
-        self._visited: dict[int, set[int]] = {}  # where prompts went that began with a block
+        self._visited: dict[int, set[int]] = {}  # replicas that prompts starting with a block were sent to
 
     def choose(self, request: SimulatedRequest) -> Replica:
-        """Return the replica with the least to do."""
+        """Return the replica with the least work."""
         cost = self._work.copy()
         if not request.hashes:
             return self._replicas[int(cost.argmin())]
@@ -100,7 +100,7 @@ class ByPrefix:
             shared = self._replicas[place].shared_tokens(request)
             cost[place] -= shared
             if not shared and not self._replicas[place].load:
-                visited.remove(place)  # it has been evicted
+                visited.remove(place)  # the prefix has been evicted
         place = int(cost.argmin())
         visited.add(place)
         if len(self._visited) > _REMEMBERED:
@@ -108,7 +108,7 @@ class ByPrefix:
         return self._replicas[place]
 
     def update(self, replica: Replica) -> None:
-        """Note the tokens that a replica has in work."""
+        """Record the tokens of a replica's current requests."""
         self._work[self._places[replica]] = replica.work_tokens
 
 
@@ -118,9 +118,9 @@ ROUTERS: tuple[RouterName, ...] = ("round-robin", "least-loaded", "prefix")
 
 @dataclass(frozen=True)
 class FleetOptions:
-    """Replicas of one kind. prefill_replicas: more of them, which only compute prompts for the others.
+    """Replicas of one kind. prefill_replicas: additional ones that only compute prompts for the others.
 
-    transfer_s_per_token: how long a token's cache takes from one replica to another.
+    transfer_s_per_token: seconds to move a token's cache from one replica to another.
     """
 
     replica: ReplicaOptions
@@ -131,17 +131,20 @@ class FleetOptions:
 
     @property
     def engines(self) -> int:
-        """All replicas."""
+        """Number of all replicas."""
         return self.replicas + self.prefill_replicas
 
     @property
     def gpus(self) -> int:
-        """Those of all replicas."""
+        """Number of GPUs of all replicas."""
         return self.engines * self.replica.gpus
 
 
 def simulate(traffic: Traffic, options: FleetOptions, on_progress: Callable[[int], None] = lambda _: None) -> Record:
-    """Serve all requests and return what happened. on_progress: told now and then how many are done."""
+    """Serve all requests and return what happened.
+
+    on_progress: called at intervals with the number of finished requests.
+    """
     record = Record(traffic)
     fleet = Fleet(options, record)
     told = 0
@@ -158,7 +161,7 @@ def simulate(traffic: Traffic, options: FleetOptions, on_progress: Callable[[int
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Turn off Python's garbage collector, which takes a tenth of a simulation: a step leaves no cycles."""
+    """Turn off Python's garbage collector, which would take a tenth of a simulation; steps leave no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -169,7 +172,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 class Fleet:
-    """Replicas that take requests, and move on in the order of their next events."""
+    """Replicas that take requests and advance in the order of their next events."""
 
     def __init__(self, options: FleetOptions, recorder: Recorder) -> None:
         self._options, self._recorder = options, recorder
@@ -183,19 +186,19 @@ class Fleet:
         self._entries = 0
 
     def submit(self, request: SimulatedRequest) -> None:
-        """Take a request at its arrival."""
+        """Submit a request at its arrival."""
         request.is_prompt_alone = bool(self._prefill)
         router = self._prefill_router if self._prefill else self._router
         self._give(router, request, request.arrival_s)
 
     def run_until(self, end_s: float) -> None:
-        """Let everything happen that is due before `end_s`; what is due then comes after arrivals."""
+        """Process all events before `end_s`; those at `end_s` come after arrivals."""
         events = self._events
         while events and events[0][0] < end_s:
             at_s, _, item, router = heappop(events)
             if not isinstance(item, Replica):
                 self._give(router, item, at_s)
-            elif item.event_s == at_s:  # else it was put off or moved up, and there is another entry
+            elif item.event_s == at_s:  # otherwise the event was rescheduled and has another entry
                 item.advance()
                 router.update(item)
                 if (next_s := item.event_s) < math.inf:
@@ -224,7 +227,7 @@ class Fleet:
 
 
 class _HandOn:
-    """A Recorder of prefill replicas: what is complete there goes on elsewhere."""
+    """A Recorder of prefill replicas: requests that are complete there continue elsewhere."""
 
     def __init__(self, inner: Recorder, hand_on: Callable[[SimulatedRequest, float], None]) -> None:
         self._inner, self._hand_on = inner, hand_on
@@ -235,5 +238,5 @@ class _HandOn:
         self._inner.begin(request, now_s, shared, restored)
 
     def finish(self, request: SimulatedRequest, now_s: float) -> None:
-        """Hand a request on; see Recorder."""
+        """Send a request on to a replica that decodes; see Recorder."""
         self._hand_on(request, now_s)

@@ -1,4 +1,4 @@
-"""GPUs as replicas need them: step times from a model's counts, and how many sequences or pages their memory holds."""
+"""GPUs as replicas need them: step times from a model's counts, and the sequences or pages that fit their memory."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from trtkit.simulation.times import Line, Piece
 
 Caches = Literal["linear", "paged", "paged-in-place"]
-"""Slots; pages that a step copies next to each other, as trtkit's networks do; pages that it reads where they lie."""
+"""Slots; pages that a step gathers into contiguous memory, as trtkit's networks do; pages that it reads in place."""
 Reads = Literal["tokens", "windows", "slots"]
-"""The tokens in use, wherever they are; a power of two of them, which a step copies; whole slots, in use or not."""
-_READS = 3  # of a copied token: it is read, written and read again
+"""What attention reads: exactly the tokens in use; a power of two of them, which a step copies; or whole slots."""
+_READS = 3  # passes over a copied token: it is read, written and read again
 _MOST_SLOTS = 256
-"""Sequences at once where pages would hold more."""
+"""Limit on sequences if pages would hold more."""
 
 
 def no_links(tokens: int, rows: int) -> float:  # noqa: ARG001
-    """Return 0: one GPU exchanges nothing."""
+    """Return 0: a single GPU exchanges nothing."""
     return 0.0
 
 
 @dataclass(frozen=True)
 class RooflineTimes:
-    """The least times of a network on its GPUs, divided by the share of their rates that steps are assumed to reach.
+    """Roofline times of a network on its GPUs, divided by the share of their rates that steps are assumed to reach.
 
-    counts: of one GPU, as if it did the layers of all pipeline `stages`. overhead_s: of each call, besides.
-    copy_s_per_token: see StepTimes. slot_tokens: of each slot, which attention reads whatever is in use; None if it
-    reads what is in use. links_s: what a step of new tokens, and logits of rows, takes to exchange.
+    counts: of one GPU, as if it computed the layers of all pipeline `stages`. overhead_s: additional time per call.
+    copy_s_per_token: see StepTimes. slot_tokens: tokens per slot that attention always reads; None if it reads only
+    those in use. links_s: returns the time that a step of new tokens and logit rows spends on exchanges.
     """
 
     counts: NetworkCounts
@@ -59,7 +59,10 @@ class RooflineTimes:
     _prefill: dict[tuple[int, int, int], float] = field(default_factory=dict, repr=False, compare=False)
 
     def decode_lines(self, batch: int) -> tuple[Line, Line]:
-        """Return the lines of memory and of compute; see StepTimes. Both are exact: counts are linear in the length."""
+        """Return the lines of memory and of compute; see StepTimes.
+
+        Both are exact, since counts are linear in the length.
+        """
         lines = self._lines.get(batch)
         if lines is None:
             low, high = (floor(self.counts, (batch, 1, self._read(length)), self.gpu) for length in (1, 1025))
@@ -70,7 +73,7 @@ class RooflineTimes:
         return lines
 
     def prefill_s(self, rows: int, tokens: int, length: int) -> float:
-        """Return the seconds of a call for prompts; see StepTimes."""
+        """Return the seconds of a prompt call; see StepTimes."""
         call = rows, tokens, self._read(length)
         if call not in self._prefill:
             computed_s = passed_s(floor(self.counts, call, self.gpu), self.stages, rows * tokens)
@@ -79,7 +82,7 @@ class RooflineTimes:
         return self._prefill[call]
 
     def mixed_s(self, rows: int, cached: int, pieces: Sequence[Piece], idle: int = 0) -> float:
-        """Return the seconds of a packed call, whose rows and pieces read weights together; see StepTimes."""
+        """Return the seconds of a packed call, whose rows and chunks read the weights once; see StepTimes."""
         decoding = [(count, new, self._read(length)) for count, new, length in _decoding(rows, cached)]
         reading = [(1, new, self._read(length)) for new, length in pieces]
         parts = [*decoding, *reading, *([(1, idle, 0)] if idle else [])]
@@ -89,27 +92,27 @@ class RooflineTimes:
         return (computed_s + links_s) / self.efficiency + self.overhead_s
 
     def _read(self, tokens: int) -> int:
-        """Return the tokens of a slot that attention reads if so many are in use."""
+        """Return how many tokens of a slot attention reads if `tokens` are in use."""
         return tokens if self.slot_tokens is None else self.slot_tokens
 
     def _line(self, batch: int, at_1: float, at_1025: float) -> Line:
-        """Return the line through two steps, of one and of 1,025 cached tokens a row, the new one among them."""
+        """Return the line through two steps, of 1 and of 1,025 cached tokens per row, including the new one."""
         slope = (at_1025 - at_1) / 1024 / batch / self.efficiency
         return (at_1 + self.links_s(batch, batch)) / self.efficiency + self.overhead_s, slope
 
 
 def _decoding(rows: int, cached: int) -> list[Point]:
-    """Return the (B, S, T) of rows that decode, as even as can be. cached: tokens of all, before their new ones."""
+    """Return (B, S, T) of decoding rows, as even as possible. cached: tokens of all rows, before their new ones."""
     shortest, longer = divmod(cached + rows, rows) if rows else (0, 0)
     return [(count, 1, shortest + more) for count, more in ((rows - longer, 0), (longer, 1)) if count]
 
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """efficiency: the share of a GPU's published rates that steps reach. overhead_s: of each call, besides.
+    """efficiency: the share of a GPU's published rates that steps reach. overhead_s: additional time per call.
 
-    host_bytes_per_s: of copies between device and host. slots: sequences at once; as many as fit if None.
-    page_tokens: of pages. reads: what attention reads of caches.
+    host_bytes_per_s: of copies between device and host. slots: concurrent sequences; as many as fit if None.
+    page_tokens: tokens per page. reads: what attention reads of caches.
     """
 
     efficiency: float = 1.0
@@ -122,10 +125,10 @@ class MachineOptions:
 
 @dataclass(frozen=True)
 class Machine:
-    """GPUs that run a model. slots: sequences at once. token_bytes: of a token's cache on all GPUs.
+    """GPUs that run a model. slots: concurrent sequences. token_bytes: of a token's cache on all GPUs.
 
-    cache_tokens: what the memory of a GPU holds next to everything else, copies of pages among it. windows: what steps
-    copy before they read it; None if they copy nothing, or the tokens in use.
+    cache_tokens: tokens that fit into a GPU's memory next to everything else, including copies of pages. windows: what
+    steps copy before they read it; None if they copy nothing, or exactly the tokens in use.
     """
 
     times: RooflineTimes
@@ -138,7 +141,10 @@ class Machine:
 
 
 def machine_of(question: PlanningQuestion, gpu: PlannedGpu, options: MachineOptions, caches: Caches) -> Machine:
-    """Return the GPUs that run a planned model: those of its grid. Raises SimulationError if it does not fit them."""
+    """Return the GPUs that run a planned model:
+
+    those of its grid. Raises SimulationError if the model does not fit them.
+    """
     model, work, is_paged = question.model, question.work, caches != "linear"
     check_grid_is_simulated(question.grid, gpu)
     if not all(gpu.takes(name) for name in (model.dtype.name, *model.types)):
@@ -176,7 +182,7 @@ def machine_of(question: PlanningQuestion, gpu: PlannedGpu, options: MachineOpti
         no_links if question.grid == SINGLE else partial(_links_s, question, gpu, share),
     )
     windows = None
-    if options.reads == "windows":  # recurrent states lie in slots, whose rows share a call
+    if options.reads == "windows":  # recurrent states are in slots, whose rows share a call
         has_groups = is_paged and not model.state_bytes
         call_tokens = footprint.weights // (_READS * token_bytes) if has_groups else None
         windows = ReadWindows(work.slot_length, options.page_tokens if is_paged else 0, call_tokens)
@@ -200,5 +206,5 @@ def check_grid_is_simulated(grid: Grid, gpu: PlannedGpu) -> None:
 
 
 def _links_s(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare, tokens: int, rows: int) -> float:
-    """Return how long links take in a step of `tokens` new tokens and logits of `rows`."""
+    """Return the time that links take in a step of `tokens` new tokens and `rows` logit rows."""
     return link_seconds(question, gpu, share, tokens, rows)[0]

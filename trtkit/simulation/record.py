@@ -1,4 +1,4 @@
-"""What happened in a simulation, as arrays: of each request, and over time."""
+"""The events of a simulation as arrays: per request and over time."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ if TYPE_CHECKING:
     from trtkit.simulation.requests import SimulatedRequest, Traffic
 
 BINS = 120
-"""Intervals of a curve over time."""
-_FIELDS, _MOST_PASSED = 9, 9 * 4096  # numbers of a step; of steps that are added up at once
+"""Number of intervals of a curve over time."""
+_FIELDS, _MOST_PASSED = 9, 9 * 4096  # numbers per step; size of a batch of steps that is added up at once
 _LOW_S, _PER_DECADE, _PLACES = 1e-7, 200, 200 * 12  # of the histogram of gaps between tokens
 
 
 class StepSums:
-    """What replicas did in all of their steps, added up many at once.
+    """Sums over all replicas' steps.
 
-    gaps: how many tokens came after a gap of each size. busy_s: of all replicas. reserved, used, unread: integrals over
-    time of the tokens that caches have places for, hold, and will hold once the prompts are computed. waiting_s,
-    running_s: [BINS], seconds that requests waited and ran in each interval of `bin_s`, all together.
+    gaps: number of tokens by the size of the gap before them. busy_s: of all replicas. reserved, used, unread:
+    integrals over time of the tokens that caches have room for, hold, and will hold once the prompts are computed.
+    waiting_s, running_s: [BINS], seconds that requests waited and ran in each interval of `bin_s`, summed over
+    requests.
     """
 
     def __init__(self, bin_s: float) -> None:
@@ -51,12 +52,12 @@ class StepSums:
 
 
 def _sum(start: float, values: Array) -> float:
-    """Return `start` with values added one after the other, so that the result does not depend on how many come."""
+    """Return `start` with values added one after the other, so that the result does not depend on the batch size."""
     return float(np.cumsum(np.append(start, values))[-1])
 
 
 class Record:
-    """A Recorder. first_token_s, finished_s: [N], NaN for requests that were dropped."""
+    """A Recorder. first_token_s, finished_s: [N]; NaN for dropped requests."""
 
     def __init__(self, traffic: Traffic) -> None:
         count = len(traffic)
@@ -70,7 +71,7 @@ class Record:
 
     @property
     def steps(self) -> StepSums:
-        """What all steps did."""
+        """Sums over all steps."""
         if self._passed:
             self._sums.add(np.array(self._passed).reshape(-1, _FIELDS))
             self._passed = []
@@ -84,16 +85,16 @@ class Record:
             self.prompt_tokens += request.prompt_tokens
 
     def match(self, request: SimulatedRequest, shared: int) -> None:
-        """Count what is shared besides; see Recorder."""
+        """Count additionally shared tokens; see Recorder."""
         if request.is_new:
             self.shared_tokens += shared
 
     def read(self, request: SimulatedRequest, chunk: Chunk, now_s: float) -> None:  # noqa: ARG002
-        """Count what is computed; see Recorder."""
+        """Count computed tokens; see Recorder."""
         self.computed_tokens += chunk.count
 
     def finish(self, request: SimulatedRequest, now_s: float) -> None:
-        """Note a request's times; see Recorder."""
+        """Record a request's times; see Recorder."""
         self.first_token_s[request.number] = request.first_token_s
         self.finished_s[request.number] = now_s
         self.preemptions += request.metrics.preemptions
@@ -101,27 +102,27 @@ class Record:
         self.done += 1
 
     def drop(self, request: SimulatedRequest, now_s: float) -> None:  # noqa: ARG002
-        """Count a request that is not served; see Recorder."""
+        """Count a dropped request; see Recorder."""
         self.last_s = max(self.last_s, now_s)
         self.dropped += 1
         self.done += 1
 
     def pass_time(self, passed: Passed) -> None:
-        """Note what held meanwhile; see Recorder."""
+        """Record the state during steps; see Recorder."""
         self._passed += passed
         if len(self._passed) >= _MOST_PASSED:
             _ = self.steps
 
 
 def gap_indices(seconds: Array) -> Array:
-    """Return the place of each gap in the histogram."""
+    """Return the histogram bin of each gap."""
     places = (np.log10(seconds / _LOW_S) * _PER_DECADE).astype(np.int64)
     indices: Array = np.clip(places, 0, _PLACES - 1)
     return indices
 
 
 def gap_percentile(gaps: Array, share: float) -> float:
-    """Return the seconds that a share of all gaps does not exceed, to about a hundredth; NaN without gaps."""
+    """Return the gap that a share of all gaps does not exceed, in seconds, to about 1 %; NaN without gaps."""
     total = gaps.sum()
     if not total:
         return float("nan")

@@ -1,4 +1,4 @@
-"""Who is told what happens in a simulation."""
+"""The interface that is told the events of a simulation."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class Passed(NamedTuple):
-    """A replica while `steps` that are alike ran. decoding, reading, waiting: requests. cached_tokens: of who ran.
+    """State during `steps` equal steps. decoding, reading, waiting: requests. cached_tokens: of those that run.
 
-    unread_tokens: of prompts that had begun, those that were not computed yet. reserved_tokens: that its caches had
-    places for, on average. All but these are as the steps began.
+    unread_tokens: uncomputed tokens of prompts that had started. reserved_tokens: tokens that its caches had room for,
+    on average. All others are as the steps began.
     """
 
     decoding: int
@@ -28,22 +28,22 @@ class Passed(NamedTuple):
 
 
 class Recorder(Protocol):
-    """Told what happens."""
+    """Receives the events of a simulation."""
 
     def begin(self, request: SimulatedRequest, now_s: float, shared: int, restored: int) -> None:
-        """A request has a slot; `shared` of its tokens were cached already, `restored` of them on the host."""
+        """A request got a slot; `shared` of its tokens were cached already, `restored` of them on the host."""
 
     def match(self, request: SimulatedRequest, shared: int) -> None:
-        """A request that has read nothing yet shares so many tokens more."""
+        """A request that has read nothing yet shares `shared` more tokens."""
 
     def read(self, request: SimulatedRequest, chunk: Chunk, now_s: float) -> None:
-        """A piece of a prompt is computed."""
+        """A prompt chunk has been computed."""
 
     def finish(self, request: SimulatedRequest, now_s: float) -> None:
         """A request is complete."""
 
     def drop(self, request: SimulatedRequest, now_s: float) -> None:
-        """A request's deadline passed before it began, or it fits no replica."""
+        """A request was dropped: its deadline passed before it got a slot, or it fits no replica."""
 
     def pass_time(self, passed: Passed) -> None:
-        """Steps are over; what they change has not changed yet."""
+        """Steps are over; their effects come next."""

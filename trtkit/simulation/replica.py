@@ -1,4 +1,4 @@
-"""One engine on a virtual clock: the real scheduler, whose steps take times instead of being computed."""
+"""One engine on a virtual clock: the real scheduler, with steps that only take time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Clock:
-    """An engine's time in seconds."""
+    """An engine's clock, in seconds."""
 
     now_s: float = 0.0
 
@@ -59,10 +59,11 @@ class _Saved(NamedTuple):
 
 
 class SimulatedCache:
-    """A CacheLayout without recurrent states: its page tables, and what copies take.
+    """A CacheLayout without recurrent states: page tables, and the time that copies take.
 
-    Copies within a device are not timed; those to and from the host, and from other replicas, are. In the background
-    one runs after the other, and steps go on unless they need what is loaded, or more is saved than the device stages.
+    Copies within a device take no time; those to and from the host, and from other replicas, do. Background copies run
+    one after the other while steps go on, unless a step needs what is being loaded, or more is saved than the device
+    can stage.
     """
 
     has_states = has_slot_memory = False
@@ -74,7 +75,7 @@ class SimulatedCache:
         self.pages: PageTables | None = None
         if options.pages is not None:
             self.pages = PageTables(options.slots, options.pages + 1, options.page_tokens, options.slot_tokens)
-        self._copied_s = 0.0  # when the last copy in the background is over
+        self._copied_s = 0.0  # when the last background copy ends
         self._arrivals: dict[int, float] = {}
 
     def form(self, tokens: int) -> _Form:
@@ -86,7 +87,7 @@ class SimulatedCache:
         return cast("SavedSequence", _Saved(_Data(tokens * self._options.token_bytes), tokens))
 
     def run(self, batch: Batch, host: HostTier) -> None:
-        """Let the time pass that a batch's copies between host and device take, and note what saves have taken."""
+        """Advance the clock by a batch's copies between host and device, and record the durations of saves."""
         for transfer in batch.transfers:
             match transfer:
                 case SaveBlocks() | LoadBlocks() if host.blocks is not None:
@@ -102,7 +103,7 @@ class SimulatedCache:
                     pass
 
     def _copy(self, transfer: SaveBlocks | LoadBlocks, blocks: BlockTier, staged_bytes: int) -> None:
-        """Copy blocks to the host or back."""
+        """Copy blocks to or from the host."""
         count, clock = len(transfer.places), self._clock
         seconds = count * (blocks.tokens * self._options.times.copy_s_per_token)
         if isinstance(transfer, SaveBlocks):
@@ -120,17 +121,17 @@ class SimulatedCache:
 
 _ANY = 1 << 60
 _NOTED_STEPS = 8
-"""Of many that are alike; a running mean hardly knows those before them."""
+"""Number of equal steps whose costs are recorded; a running mean hardly depends on earlier ones."""
 _NO_SLOTS: Ints = np.zeros(0, np.int64)
 
 
 @dataclass(eq=False, slots=True)
 class _Run:
-    """A batch that runs now, decode steps alone many times.
+    """A running batch; pure decode steps are repeated many times.
 
-    started_s: before copies. waiting: requests without a slot. lengths, lefts: [R], tokens of the slots that decode
-    before the run, and those that they have yet to generate. cached: tokens of all of them. left: steps until the first
-    is complete. decode_s: what decoding takes. groups_s: what each call for prompts takes.
+    started_s: before copies. waiting: requests without a slot. lengths, lefts: [R], the decoding slots' tokens before
+    the run, and those still to be generated. cached: tokens of all of them. left: steps until the first request is
+    complete. decode_s: duration of decoding. groups_s: durations of prompt calls.
     """
 
     batch: Batch
@@ -148,7 +149,7 @@ class _Run:
 
 
 class Replica:
-    """Requests in slots, moved on by `advance`. event_s: when that is due; infinite if nothing runs."""
+    """Requests in slots, advanced by `advance`. event_s: time of the next event; infinite if nothing runs."""
 
     def __init__(self, options: ReplicaOptions, recorder: Recorder) -> None:
         self.options, self._recorder, self._clock = options, recorder, Clock()
@@ -173,29 +174,29 @@ class Replica:
         self._requests, self._ends, self._lengths = running.requests, running.ends, self._slots.sequences.lengths
         self._arrived: list[SimulatedRequest] = []  # since the last step began
         self._unread: set[int] = set()  # slots whose prompt is not complete
-        self._silent: list[SimulatedRequest] = []  # whose last prompt token is read as those of answers are
+        self._silent: list[SimulatedRequest] = []  # whose last prompt token is read like an answer's token
         self._unread_tokens = 0
         self._run: _Run | None = None
         self.event_s = math.inf
 
     @property
     def load(self) -> int:
-        """Requests that wait or run."""
+        """Number of waiting and running requests."""
         return len(self._arrived) + len(self.scheduler.queue) + len(self._requests)
 
     @property
     def work_tokens(self) -> int:
-        """Tokens of the requests that decode, and of the prompts that are read or wait."""
+        """Tokens of decoding requests, and of prompts that are being read or wait."""
         return (0 if self._run is None else self._run.cached) + self._unread_tokens
 
     def shared_tokens(self, request: SimulatedRequest) -> int:
-        """Return how many tokens of a prompt are cached here, on the host among them."""
+        """Return how many tokens of a prompt are cached here, host memory included."""
         return self.scheduler.memory.prefixes.tokens_of(request.known_ids())
 
     def submit(self, request: SimulatedRequest, now_s: float) -> None:
-        """Take a request; it gets its turn at the next step."""
+        """Submit a request; the next step considers it."""
         memory = self.scheduler.memory
-        most = memory.longest(request) - (0 if memory.pages is None else 1)  # an answer needs a place, too
+        most = memory.longest(request) - (0 if memory.pages is None else 1)  # an answer needs a position, too
         if request.prompt_tokens > min(self.options.slot_tokens, most):
             self._recorder.drop(request, now_s)
             return
@@ -208,7 +209,7 @@ class Replica:
             self._cut(self._run, now_s)
 
     def advance(self) -> None:
-        """End what runs, and begin what is next."""
+        """End the current run and start the next."""
         run, end_s = self._run, self.event_s
         assert run is not None
         self._recorder.pass_time(self._passed(run, end_s))
@@ -229,7 +230,7 @@ class Replica:
         self._begin(end_s)
 
     def _begin(self, now_s: float) -> None:
-        """Begin a step, or many that are alike."""
+        """Start a step, or many equal ones."""
         if self._arrived:
             self._submit_arrived()
         self._clock.now_s = now_s
@@ -248,9 +249,9 @@ class Replica:
         lefts = self._ends[decode] - lengths
         run = self._run = _Run(batch, now_s, self._clock.now_s, lengths, lefts, len(queue))
         if decode.size:
-            rows = rows_between(decode)  # with idle ones between those that decode
+            rows = rows_between(decode)  # with idle rows between decoding ones
             run.steps, run.left, run.lines = 1, lefts.item(lefts.argmin()), self._lines(lengths, rows)
-            run.cached = sum(lengths.tolist()) - decode.size  # all but the last token of each
+            run.cached = sum(lengths.tolist()) - decode.size  # all but the last token of each sequence
         if batch.prefill:
             self._time_prompts(run, rows)
             return
@@ -266,7 +267,7 @@ class Replica:
                 self._cut(run, now_s + min(queue.policy.left_s(requests[slot].standing) for slot in decode.tolist()))
 
     def _submit_arrived(self) -> None:
-        """Let the scheduler have the requests that have arrived."""
+        """Give the scheduler the requests that have arrived."""
         for request in self._arrived:
             if request.imported:
                 ids = request.ids[: request.imported]
@@ -276,7 +277,7 @@ class Replica:
         self._arrived = []
 
     def _time_prompts(self, run: _Run, rows: int) -> None:
-        """Set when a step ends that decodes `rows`, idle ones included, and reads prompts."""
+        """Compute the end of a step that decodes `rows`, idle ones included, and reads prompts."""
         batch = run.batch
         if self.options.is_packed:
             first, *others = batch.prefill
@@ -288,7 +289,7 @@ class Replica:
         self.event_s = run.begin_s + run.decode_s + sum(run.groups_s)
 
     def _lines(self, lengths: Ints, rows: int) -> tuple[Line, Line]:
-        """Return the lines of a decode step of `rows`, idle ones included: level ones if it reads windows.
+        """Return the lines of a decode step of `rows`, idle ones included; they are level if it reads windows.
 
         lengths: [R], of the sequences, with their new tokens.
         """
@@ -296,18 +297,18 @@ class Replica:
         if windows is None:
             return times.decode_lines(rows)
         calls = windows.calls(lengths)
-        if len(calls) == 1:  # idle rows between those that decode read as many
+        if len(calls) == 1:  # idle rows between decoding ones read as many
             calls = [(rows, calls[0][1])]
         seconds = sum(step_s(times.decode_lines(count), count * (window - 1)) for count, window in calls)
         return (seconds, 0.0), (seconds, 0.0)
 
     def _read(self, lengths: Ints, rows: int, cached: int) -> int:
-        """Return how many cached tokens `rows` read next to prompts, which have one window for all of them."""
+        """Return how many cached tokens `rows` read next to prompts; all rows share one window."""
         windows = self.options.windows
         return cached if windows is None or not rows else rows * (windows.of(int(lengths.max())) - 1)
 
     def _apply_changes(self, batch: Batch, now_s: float) -> None:
-        """Record who has got a slot; their answers are known already. Some may have lost it again."""
+        """Record the requests that got slots, and their known answers. Some may have been preempted again."""
         for change in self.scheduler.changes:
             if isinstance(change, SlotLeft):
                 self._unread.discard(change.slot)
@@ -319,7 +320,7 @@ class Replica:
                 if change.source in self._unread:
                     self._unread.remove(change.source)
                     self._unread.add(change.target)
-                if change.target in self._requests:  # else it was preempted after the move
+                if change.target in self._requests:  # otherwise it was preempted after the move
                     self._write_answer(change.target, self._requests[change.target])
             elif isinstance(change, PrefixMatched):
                 self._recorder.match(self._requests[change.slot], change.reused)
@@ -331,15 +332,15 @@ class Replica:
             self._silent.append(request)
 
     def _write_answer(self, slot: int, request: SimulatedRequest) -> None:
-        """Let a slot hold what its request will generate."""
+        """Write the answer that a request will generate into its slot."""
         tokens, length = self._slots.sequences.tokens[slot], int(self._lengths[slot])
         answer = request.ids[length : len(tokens)]
         tokens[length : length + len(answer)] = answer
 
     def _end_decoding(self, run: _Run) -> None:
-        """Let all who decode gain the run's tokens; those that are complete end."""
+        """Append the run's tokens to all decoding sequences; end complete ones."""
         slots, steps = run.batch.decode, run.steps
-        if steps > 1 and self._cache.pages is not None:  # the pages of the first are reserved
+        if steps > 1 and self._cache.pages is not None:  # pages for the first step are reserved already
             self.scheduler.memory.reserve(slots, np.full(len(slots), steps))
         lengths = run.lengths + steps
         self._lengths[slots], self._slots.cached[slots] = lengths, lengths - ONE
@@ -353,7 +354,7 @@ class Replica:
                 self.scheduler.finish(slot, "length")
 
     def _end_group(self, group: Sequence[Chunk]) -> None:
-        """Let prompts be read; those that are complete have their first token."""
+        """Read the chunks of a call; completed prompts get their first token."""
         for chunk in group:
             request = self._requests[chunk.slot]
             self._recorder.read(request, chunk, self._clock.now_s)
@@ -383,13 +384,13 @@ class Replica:
         request.is_unread = False
 
     def _group_s(self, group: Sequence[Chunk]) -> float:
-        """Return the seconds of a call for pieces of prompts, padded as the engine pads them."""
+        """Return the seconds of a prompt call, padded as the engine pads it."""
         tokens, length = max(chunk.count for chunk in group), max(chunk.start + chunk.count for chunk in group)
         windows = self.options.windows
         return self.options.times.prefill_s(len(group), tokens, length if windows is None else windows.of(length))
 
     def _mixed_s(self, rows: int, cached: int, group: Sequence[Chunk]) -> float:
-        """Return the seconds of a packed call, in which `rows` decode."""
+        """Return the seconds of a packed call in which `rows` decode."""
         pieces = [(chunk.count, chunk.start + chunk.count) for chunk in group]
         if self.options.windows is not None:
             longest = self.options.windows.of(max(length for _, length in pieces))
@@ -398,14 +399,14 @@ class Replica:
         return self.options.times.mixed_s(rows, cached, pieces, idle)
 
     def _note_costs(self, run: _Run) -> None:
-        """Note what the latest steps have taken, by which the scheduler chooses what the host keeps."""
+        """Record the costs of the latest steps, by which the scheduler chooses what the host keeps."""
         rows, noted = run.batch.decode.size, min(run.steps, _NOTED_STEPS)
         last = run.cached + (run.steps - 1) * rows
         first_s, last_s = step_s(run.lines, last - (noted - 1) * rows), step_s(run.lines, last)
         self.scheduler.costs.note_decoding(first_s, last_s, noted)
 
     def _passed(self, run: _Run, end_s: float) -> Passed:
-        """Return what has held since a run's steps began; of what is reserved, the mean of before and after."""
+        """Return the state since a run's steps began; reserved tokens are the mean of before and after."""
         decode, cached, pages = run.batch.decode, self._slots.cached, self._cache.pages
         running, read, unread = len(self._requests), 0, 0
         for slot in self._unread:
@@ -429,13 +430,13 @@ class Replica:
         return min(steps, self._host.next_save(decode)[1]) if self.options.copies_in_background else steps
 
     def _cut_for_copies(self, run: _Run) -> None:
-        """Let no step but the first begin after a slot has what it waits for, or the link is idle and has work."""
+        """End a run once a slot's awaited blocks have arrived or the idle link has work; the first step always runs."""
         for until_s in (self.scheduler.memory.prefixes.next_arrival_s, self._host.next_save(run.batch.decode)[0]):
             if until_s < math.inf:
                 self._cut(run, until_s)
 
     def _cut(self, run: _Run, until_s: float) -> None:
-        """Let no decode step of a run begin at `until_s` or later, but the first."""
+        """End a run before its first step that would begin at `until_s` or later; the first step always runs."""
         within_s = until_s - run.begin_s
         if run.decode_s >= within_s:
             most = run.steps, run.decode_s

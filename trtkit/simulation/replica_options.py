@@ -1,4 +1,4 @@
-"""What an engine of a simulation is."""
+"""Options of a simulated engine."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadWindows:
-    """Cached tokens that steps copy, then read: of each sequence of a call as many as the longest needs.
+    """Windows of cached tokens that steps copy and then read: each sequence of a call as many as the longest one needs.
 
-    slot_tokens: of the longest sequence. page_tokens: of pages; 0 for windows of linear caches, of which a step has one
-    for all. call_tokens: copied tokens that take as long as the weights which a further call reads; None if all
+    slot_tokens: of the longest sequence. page_tokens: tokens per page; 0 for windows of linear caches, of which a step
+    has one for all. call_tokens: copied tokens that cost as much as the weights which another call reads; None if all
     sequences share a call.
     """
 
@@ -32,11 +32,11 @@ class ReadWindows:
     call_tokens: int | None = None
 
     def of(self, tokens: int) -> int:
-        """Return how many a sequence of `tokens` tokens has read if it is the longest of its call."""
+        """Return how many tokens are read for a sequence of `tokens` tokens that is the longest of its call."""
         return read_window(tokens, self.slot_tokens, self.page_tokens)
 
     def calls(self, lengths: Ints) -> list[tuple[int, int]]:
-        """Return the rows of each call of a decode step, and what each has read. lengths: [R], with new tokens."""
+        """Return each call's rows in a decode step, and the tokens read per row. lengths: [R], with new tokens."""
         groups = None if self.call_tokens is None else like_lengths(lengths, self.call_tokens)
         if groups is None:
             return [(len(lengths), self.of(int(lengths.max())))]

@@ -1,4 +1,4 @@
-"""A simulation as data."""
+"""The result of a simulation as data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Simulation:
-    """result: of the chosen number of replicas. tried: of every number that was simulated, in a search.
+    """A simulation. result: of the chosen number of replicas. tried: of every number that a search simulated.
 
     objectives: limits in ms by AIPerf's names. notes: what is assumed.
     """
@@ -25,7 +25,7 @@ class Simulation:
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, object]:
-        """Return everything as JSON; numbers that do not exist are null."""
+        """Return everything as JSON; undefined numbers are null."""
         data = {"result": asdict(self.result), "tried": [_brief(each) for each in self.tried]}
         return _finite({**data, "objectives": dict(self.objectives), "notes": list(self.notes)})  # type: ignore[return-value]
 

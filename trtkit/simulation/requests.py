@@ -1,4 +1,4 @@
-"""What is to be simulated: requests as columns, and one request on its way."""
+"""Requests to simulate: as columns, and one by one."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from trtkit.llm.sequences import AdapterId, Ints
 
 BLOCK_TOKENS = 512
-"""Tokens of a prompt's block that has a hash id, as in Mooncake's traces."""
+"""Tokens per hashed block of a prompt, as in Mooncake's traces."""
 
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
     """Requests in the order of their arrival. arrival_s, input_tokens, output_tokens: [N].
 
-    hash_ids: of each prompt's prefix in blocks of `block_tokens`, of all requests or of none: prompts with the same
-    ids begin alike. scheduling: of all or of none.
+    hash_ids: of each prompt's prefix in blocks of `block_tokens`, for all requests or none; prompts with equal ids
+    share a prefix. scheduling: for all requests or none.
     """
 
     arrival_s: Array
@@ -41,7 +41,7 @@ class Traffic:
         return len(self.arrival_s)
 
     def requests(self) -> Iterator[SimulatedRequest]:
-        """Yield each request when its turn has come, so that a million of them are never there at once."""
+        """Yield each request when its time has come, so that not all of them exist at once."""
         columns = zip(self.arrival_s.tolist(), self.input_tokens.tolist(), self.output_tokens.tolist(), strict=True)
         for number, (arrival_s, inputs, outputs) in enumerate(columns):
             hashes = self.hash_ids[number] if self.hash_ids else ()
@@ -51,13 +51,11 @@ class Traffic:
 
 @dataclass(eq=False, slots=True)
 class SimulatedRequest:
-    """A request by its counts, as the scheduler takes it.
-
-    Of what other requests may have, it has nothing: no beams, images or adapter.
+    """A request by its counts, as the scheduler takes it; without beams, images or adapter.
 
     generated: tokens it had when it was last preempted. imported: tokens of it that another replica has computed.
-    retained: keys of what the host keeps for it. is_prompt_alone: only the prompt is computed; is_handed_on: it has
-    been, by another replica. is_unread: its prompt is still to be read.
+    retained: keys of blocks that the host keeps for it. is_prompt_alone: only the prompt is computed; is_handed_on:
+    another replica has computed it. is_unread: its prompt is still to be read.
     """
 
     slots: ClassVar[int] = 1
@@ -91,19 +89,19 @@ class SimulatedRequest:
 
     @property
     def is_new(self) -> bool:
-        """Whether it has neither been preempted nor computed in part by another replica."""
+        """Whether it has neither been preempted nor partly computed by another replica."""
         return not self.metrics.preemptions and not self.is_handed_on
 
     @property
     def max_new_tokens(self) -> int:
-        """Tokens that it generates here."""
+        """Number of tokens that it generates here."""
         return 1 if self.is_prompt_alone else self.output_tokens
 
     @property
     def ids(self) -> Ints:
-        """Its prompt and its answer: alike in prompts' blocks that have the same hash, unlike all others elsewhere."""
+        """Its prompt and answer: equal in prompt blocks of equal hash, different from all other requests elsewhere."""
         if self._ids is None:
-            first = (self.number + 1) << 32  # no other request's, and no block's
+            first = (self.number + 1) << 32  # used by no other request and no block
             self._ids = np.arange(first, first + self.prompt_tokens + self.output_tokens, dtype=np.int64)
             if self.hashes:
                 shared = np.repeat(np.array(self.hashes, np.int64), self.block_tokens)[: self.prompt_tokens]
@@ -111,5 +109,5 @@ class SimulatedRequest:
         return self._ids
 
     def known_ids(self) -> Ints:
-        """Return its prompt, and the tokens that it had generated before it was preempted."""
+        """Return the prompt and the tokens generated before a preemption."""
         return self.ids[: self.prompt_tokens + len(self.generated)]

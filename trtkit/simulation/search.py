@@ -1,4 +1,4 @@
-"""How many GPUs a load needs for an objective: the fewest replicas that meet it in simulation."""
+"""The number of GPUs that a load needs: the fewest replicas that meet an objective in simulation."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from trtkit.simulation.summary import Summary
 
 LARGEST = 4096
-"""Replicas at which the search ends."""
+"""Number of replicas at which the search gives up."""
 
 
 def find_replicas(run: Callable[[int], Summary], share: float) -> tuple[int, list[Summary]]:
-    """Return the fewest replicas with which a share of all requests is within the objectives, and all that was tried.
+    """Return the fewest replicas with which a share of all requests meets the objectives, and all numbers tried.
 
-    run: simulates a number of replicas. Raises SimulationError if no number of replicas is enough.
+    run: simulates a number of replicas. Raises SimulationError if no number is enough.
     """
     tried: dict[int, Summary] = {}
 
@@ -43,5 +43,5 @@ def find_replicas(run: Callable[[int], Summary], share: float) -> tuple[int, lis
 
 
 def _is_idle(summary: Summary) -> bool:
-    """Whether requests hardly share a replica any more."""
+    """Whether requests hardly share replicas any more."""
     return summary.running < 1.05 and summary.waiting < 0.01

@@ -1,4 +1,4 @@
-"""What a simulation shows: latencies, throughput, use of the machines, cost."""
+"""A simulation's figures: latencies, throughput, utilization, cost."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from trtkit.simulation.requests import Traffic
 
 _CURVE = 100
-"""Points of a distribution's curve."""
+"""Number of points of a distribution's curve."""
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """In milliseconds. curve: of the shares 0 to 1, in equal steps."""
+    """A distribution in milliseconds. curve: values at shares from 0 to 1, in equal steps."""
 
     mean_ms: float
     p50_ms: float
@@ -35,7 +35,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Gaps:
-    """Times between the tokens of an answer, in milliseconds; percentiles to about a hundredth."""
+    """Times between an answer's tokens, in milliseconds; percentiles to about 1 %."""
 
     mean_ms: float
     p50_ms: float
@@ -44,7 +44,7 @@ class Gaps:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Requests within all objectives: their share, and how many a second."""
+    """Requests that meet all objectives: their share, and their number per second."""
 
     share: float
     requests_per_second: float
@@ -52,7 +52,7 @@ class Goodput:
 
 @dataclass(frozen=True)
 class Moment:
-    """Means of an interval that begins at `at_s`, over all replicas."""
+    """Means over an interval that starts at `at_s`, over all replicas."""
 
     at_s: float
     waiting: float
@@ -63,11 +63,11 @@ class Moment:
 class Summary:
     """A simulation's figures. dropped: requests that fit no replica, or whose deadline passed in the queue.
 
-    utilization: the share of time that replicas compute. running: requests of a replica that computes, the mean;
-    most_running: the largest number. waste: the share of reserved cache memory that holds no token;
-    unread: the part of it that waits for tokens of prompts that are not computed yet.
-    shared: the share of prompt tokens that were cached already; restored: those that the host had. computed_tokens: of
-    prompts, and of answers that are computed again. cost_per_month: None without a price.
+    utilization: the share of time that replicas compute. running: mean number of requests of a computing replica;
+    most_running: the largest number. waste: the share of reserved cache memory that holds no token; unread: the part of
+    it reserved for prompt tokens that are not computed yet. shared: the share of prompt tokens found in caches;
+    restored: the share found in host memory. computed_tokens: of prompts, and of answers that are computed again.
+    cost_per_month: None without a price.
     """
 
     requests: int
@@ -98,7 +98,7 @@ class Summary:
 def summarize(
     traffic: Traffic, record: Record, options: FleetOptions, objectives: Mapping[str, float], price: float | None = None
 ) -> Summary:
-    """Return the figures. objectives: limits in ms by AIPerf's names. price: of a GPU's hour."""
+    """Return the figures. objectives: limits in ms, by AIPerf's names. price: per GPU and hour."""
     is_done = np.isfinite(record.finished_s)
     ttft = (record.first_token_s - traffic.arrival_s)[is_done]
     latency = (record.finished_s - traffic.arrival_s)[is_done]
@@ -143,11 +143,11 @@ def summarize(
 
 
 _METRICS = {"time_to_first_token": "ttft", "inter_token_latency": "tpot", "request_latency": "latency"}
-"""What objectives are of, by AIPerf's names."""
+"""Metrics that objectives may limit, by AIPerf's names."""
 
 
 def _goodput(times: Mapping[str, Array], objectives: Mapping[str, float], count: int, per_s: float) -> Goodput | None:
-    """Return how many requests are within all objectives; those that were dropped are not."""
+    """Return how many requests meet all objectives; dropped ones do not."""
     if not objectives:
         return None
     is_good = np.ones(len(times["ttft"]), np.bool_)

@@ -1,4 +1,4 @@
-"""How long the steps of an engine take, and coefficients of them that were measured."""
+"""Durations of an engine's steps, and measured coefficients of them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Piece = tuple[int, int]
-"""New tokens of a prompt, and how many of it are cached after them."""
+"""New tokens of a prompt, and the number of its cached tokens after them."""
 Line = tuple[float, float]
-"""Seconds of a decode step without cached tokens, and for each cached token of the batch."""
+"""Seconds of a decode step without cached tokens, and per cached token of the batch."""
 
 
 class StepTimes(Protocol):
-    """What calls of the network take."""
+    """Durations of the network's calls."""
 
     def decode_lines(self, batch: int) -> tuple[Line, Line]:
-        """Return two lines in the batch's cached tokens; a decode step takes the larger. batch: rows, idle ones too."""
+        """Return two lines in the batch's cached tokens; a decode step takes the larger value.
+
+        batch: rows, idle ones included.
+        """
 
     def prefill_s(self, rows: int, tokens: int, length: int) -> float:
-        """Return the seconds of a call of `rows` prompts' next `tokens`, after which `length` tokens are cached."""
+        """Return the seconds of a call for the next `tokens` of `rows` prompts, after which `length` are cached."""
 
     def mixed_s(self, rows: int, cached: int, pieces: Sequence[Piece], idle: int = 0) -> float:
-        """Return the seconds of a packed call: `rows` decode, with `cached` tokens in all, and others read pieces.
+        """Return the seconds of a packed call: `rows` decode, with `cached` tokens in all, others read chunks.
 
-        idle: tokens that are computed besides and that nobody reads.
+        idle: computed tokens that nobody reads.
         """
 
     @property
@@ -41,13 +44,13 @@ class StepTimes(Protocol):
 
 
 def decode_s(lines: tuple[Line, Line], batch: int, cached: int, steps: int) -> float:
-    """Return the seconds of decode steps of a batch that has `cached` tokens in all, and `batch` more each step."""
+    """Return the seconds of decode steps of a batch with `cached` tokens in total, which grow by `batch` per step."""
     (base, slope), (other_base, other_slope) = lines
     one, two = base + slope * cached, other_base + other_slope * cached
     if one < two:
         one, slope, two, other_slope = two, other_slope, one, slope
     last, one_step = steps - 1, slope * batch
-    if slope >= other_slope:  # the larger at first is the larger at the end
+    if slope >= other_slope:  # the larger line at the start is the larger at the end
         return steps * one + one_step * last * steps / 2
     two_step = other_slope * batch
     if one + one_step * last >= two + two_step * last:
@@ -59,7 +62,7 @@ def decode_s(lines: tuple[Line, Line], batch: int, cached: int, steps: int) -> f
 
 
 def step_s(lines: tuple[Line, Line], cached: int) -> float:
-    """Return the seconds of one decode step of a batch that has `cached` tokens in all."""
+    """Return the seconds of one decode step of a batch with `cached` tokens in total."""
     (base, slope), (other_base, other_slope) = lines
     one, two = base + slope * cached, other_base + other_slope * cached
     return one if one >= two else two
@@ -70,8 +73,8 @@ def steps_before(
 ) -> tuple[int, float]:
     """Return how many decode steps begin before `within_s` has passed, at least one, and their seconds.
 
-    Their number follows from the sum of an arithmetic series, to a step, unless the slower line changes meanwhile.
-    most: steps, and their seconds, which are `within_s` or more.
+    The number follows from the sum of an arithmetic series, to within a step, unless the slower line changes meanwhile.
+    most: limit on steps, and their seconds, which are at least `within_s`.
     """
     if within_s <= 0:
         return 1, decode_s(lines, batch, cached, 1)
@@ -96,9 +99,11 @@ def steps_before(
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """Coefficients in seconds. A decode step: decode_step_s + decode_row_s for each row + decode_cached_token_s for
-    each cached token. A call for prompts: prefill_call_s + prefill_token_s for each new token + prefill_pair_s for each
-    new token and token that is cached after it. Copies to the host and back: copy_token_s for each token.
+    """Measured coefficients in seconds.
+
+    A decode step takes decode_step_s + decode_row_s per row + decode_cached_token_s per cached token. A prompt call
+    takes prefill_call_s + prefill_token_s per new token + prefill_pair_s per pair of a new token and a token cached
+    after the call. A copy to or from the host takes copy_token_s per token.
     """
 
     decode_step_s: float
@@ -120,7 +125,7 @@ class MeasuredTimes:
         return self.prefill_call_s + new * (self.prefill_token_s + self.prefill_pair_s * length)
 
     def mixed_s(self, rows: int, cached: int, pieces: Sequence[Piece], idle: int = 0) -> float:
-        """Return the seconds of a packed call, whose rows and tokens add up; see StepTimes."""
+        """Return the seconds of a packed call, the sum over its rows and tokens; see StepTimes."""
         call_s = max(self.decode_step_s, self.prefill_call_s) if rows else self.prefill_call_s
         call_s += self.decode_row_s * rows + self.decode_cached_token_s * cached + self.prefill_token_s * idle
         return call_s + sum(self.prefill_s(1, *piece) - self.prefill_call_s for piece in pieces)

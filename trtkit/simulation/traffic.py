@@ -1,4 +1,4 @@
-"""Requests to simulate: at random by stated laws, or as a trace has them."""
+"""Requests to simulate: random by stated distributions, or from a trace."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _FIX = 'write {"arrival_s": 0.5, "input_tokens": 300, "output_tokens": 40} on ea
 
 @dataclass(frozen=True)
 class TrafficOptions:
-    """Requests at random. rate: requests a second. cv: of the gaps of bursty arrivals, which are gamma distributed.
+    """Random requests. rate: per second. cv: coefficient of variation of the gaps between arrivals, gamma distributed.
 
-    input_tokens, output_tokens: means; with a deviation, lengths are log-normal. shared_tokens: with which each prompt
-    begins, one of `prefixes` different ones.
+    input_tokens, output_tokens: means; lengths with a deviation are log-normal. shared_tokens: length of the prefix of
+    each prompt, one of `prefixes` different ones.
     """
 
     rate: float
@@ -47,7 +47,7 @@ class TrafficOptions:
 
 
 def random_traffic(options: TrafficOptions, longest: int) -> Traffic:
-    """Return requests at random, none longer than `longest` tokens."""
+    """Return random requests, none longer than `longest` tokens."""
     r = np.random.default_rng(options.seed)
     mean_s = 1 / options.rate
     if options.pattern == "constant":
@@ -70,7 +70,7 @@ def random_traffic(options: TrafficOptions, longest: int) -> Traffic:
 
 
 def _lengths(r: np.random.Generator, count: int, mean: float, deviation: float) -> Array:
-    """Return lengths of a mean and a deviation, at least 1."""
+    """Return random lengths of a mean and a deviation, at least 1."""
     if not deviation:
         return np.full(count, round(mean), np.int64)
     variance = math.log(1 + (deviation / mean) ** 2)
@@ -80,7 +80,7 @@ def _lengths(r: np.random.Generator, count: int, mean: float, deviation: float) 
 
 
 def read_traffic(path: Path, speed: float = 1.0, limit: int | None = None) -> Traffic:
-    """Return a trace's requests, the first `limit` of them, `speed` times as fast. Raises SimulationError, BenchError.
+    """Return the first `limit` requests of a trace, sped up by `speed`. Raises SimulationError, BenchError.
 
     Its lines are JSON objects with `arrival_s`, `input_tokens` and `output_tokens`, and optionally `hash_ids` of the
     prompt's blocks of 512 tokens, `priority`, `user` and `deadline_s`; or it is a trace that `trtkit bench` reads.
