@@ -67,8 +67,8 @@ class HostDevice:
     """Host memory with a GPU's rules: aligned, NaN until written, and with work that runs when it is waited for.
 
     streams: by handle, as TensorRT names them. communicators: the ranks that each communicator's pointer represents.
-    hurries: whether sibling streams run their work at once, unless it waits for another stream's. watch: counts launches
-    and waits, if given. failing_captures: how many of the next captures fail. captures: number of captures tried.
+    hurries: whether sibling streams run their work at once, unless it waits for another stream's. watch: counts
+    launches and waits, if given. failing_captures: how many of the next captures fail. captures: number of captures tried.
     """
 
     def __init__(self, *, hurries: bool = False) -> None:
