@@ -68,7 +68,8 @@ class HostDevice:
 
     streams: by handle, as TensorRT names them. communicators: the ranks that each communicator's pointer represents.
     hurries: whether sibling streams run their work at once, unless it waits for another stream's. watch: counts
-    launches and waits, if given. failing_captures: how many of the next captures fail. captures: number of captures tried.
+    launches and waits, if given. failing_captures: how many of the next captures fail. captures: number of captures
+    tried.
     """
 
     def __init__(self, *, hurries: bool = False) -> None:
