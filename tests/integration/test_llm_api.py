@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -103,8 +104,10 @@ def test_streams_in_turn_with_each_other_and_with_batches_lose_nothing(llm: LLM)
 
 
 def test_answers_in_turn_with_each_other_are_each_callers_own(llm: LLM) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-    prompts = [[llm.frontend.text.prepare(f"{word} {number}", params) for number in range(3)] for word in ("a", "b")]
+    prompts = [
+        [llm.frontend.text.prepare(f"{word} {number}", replace(GREEDY, max_tokens=4 + number)) for number in range(3)]
+        for word in ("a", "b")
+    ]
     first, second = (llm.answers(some) for some in prompts)
     outputs = [[next(first)], list(second)]
     outputs[0] += first
