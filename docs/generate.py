@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel, TypeAdapter
-from pydantic_core import PydanticUndefined
 
 from trtkit.benchmarking.variants import VERSION, VariantComparison
 from trtkit.bundle.manifest import json_schema
@@ -367,7 +366,7 @@ def _section(title: str, model: type[BaseModel]) -> str:
 
 
 def _default(field: Any) -> str:
-    value = field.default_factory() if field.default is PydanticUndefined else field.default
+    value = field.get_default(call_default_factory=True, validated_data={})
     if isinstance(value, BaseModel):
         return "{}"
     return json.dumps(list(value) if isinstance(value, tuple) else value)

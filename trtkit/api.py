@@ -240,7 +240,7 @@ def compare(
 
 def plan(
     model: Source | Bundle,
-    gpus: Sequence[str] = (),
+    gpus: str | Sequence[str] = (),
     *,
     input_len: int | None = None,
     output_len: int | None = None,
@@ -253,7 +253,8 @@ def plan(
     """Estimate which GPUs fit a model and its best-case speed. No GPU and, for language models, no weights are needed.
 
     model: also a bundle, a folder with a `config.json`, or the name of a published model such as `llama-2-7b`.
-    gpus: names from the table, such as `l4`; all if empty. input_len, output_len: tokens of a prompt and of its answer.
+    gpus: names from the table, such as `l4` or `["l4", "h100"]`; all if empty. input_len, output_len: tokens of a
+    prompt and of its answer.
     concurrency: concurrent requests, or images. prices: per hour, by GPU. requests_per_second: the load, or images.
     Raises PlanError, ConfigError, SourceError.
     """
@@ -261,7 +262,7 @@ def plan(
     from trtkit.planning.plan import PlanRequest, make_plan
     from trtkit.planning.source import find_model, model_of_bundle, model_of_config
 
-    table = find_gpus(gpus) if gpus else planned_gpus()
+    table = find_gpus(gpus.split(",") if isinstance(gpus, str) else gpus) if gpus else planned_gpus()
     if isinstance(model, str | Path):
         planned = find_model(str(model), keyword_overrides(keys))
     else:

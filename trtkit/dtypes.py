@@ -87,4 +87,8 @@ _STATED_PRECISIONS: dict[str, Precision] = {"float16": "fp16", "bfloat16": "bf16
 
 def stated_precision(fields: Mapping[str, object]) -> Precision | None:
     """Return the precision of the weights by a model's `config.json`; None if it names none of these types."""
-    return _STATED_PRECISIONS.get(str(fields.get("dtype") or fields.get("torch_dtype")).removeprefix("torch."))
+    text = fields.get("text_config")  # of a model with other parts around its language model
+    stated = fields.get("dtype") or fields.get("torch_dtype")
+    if stated is None and isinstance(text, Mapping):
+        return stated_precision(text)
+    return _STATED_PRECISIONS.get(str(stated).removeprefix("torch."))

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from trtkit.config.llm import LlmOptions
 from trtkit.config.task import Task
-from trtkit.errors import ConfigError, Problem, SourceError
+from trtkit.errors import ConfigError, Problem, SourceError, TrtkitError
 from trtkit.models.hybrids.registry import HYBRIDS, TEXT_ENCODERS, HybridOptions, hybrid_spec
 from trtkit.models.hybrids.text_encoder import EMBEDDING
 from trtkit.models.model import ENCODER, LLM, SPECULATOR, VISION, Part, Stage, StagedModel
 from trtkit.models.registry import (
     ENCODER_DECODERS,
+    decoder_spec,
     is_language_model,
     is_of_another_kind,
     known_families,
@@ -165,7 +166,7 @@ def _language_model(config: ModelConfig, fields: Fields, model_type: str) -> Sta
         encoder = Stage(ENCODER, (Part("encoder", "onnx"),), "parser")
         _checked(kind, StagedModel(config, "tokens", ()))
         return StagedModel(_with_lengths(config, kind), "tokens", (encoder, _decoder_stage(LLM)))
-    config = _within_positions(config, fields)
+    config = _within_limits(config, fields)
     if model_type not in VISION_LANGUAGE:
         return _checked(_LANGUAGE, _decoder(config))
     if config.vision is not None and not config.vision.enabled:
@@ -209,16 +210,35 @@ def _with_lengths(config: ModelConfig, kind: str) -> ModelConfig:
     return config.model_copy(update={"llm": stated.model_copy(update=changes)})
 
 
-def _within_positions(config: ModelConfig, fields: Fields) -> ModelConfig:
-    """Return the config with slots no longer than the model's positions, unless it sets their length."""
+def _within_limits(config: ModelConfig, fields: Fields) -> ModelConfig:
+    """Return the config with slots and steps no longer than the model takes, unless it sets their length."""
     stated, text = config.llm or LlmOptions(), fields.get("text_config") or fields
     known = [text.get(name) for name in _POSITIONS] if isinstance(text, dict) else []
     limit = next((length for length in known if isinstance(length, int) and length > 0), stated.max_sequence_length)
     limit -= limit % (stated.page_size or 1)
-    if "max_sequence_length" in stated.model_fields_set or not 0 < limit < stated.max_sequence_length:
+    changes: dict[str, int] = {}
+    if "max_sequence_length" not in stated.model_fields_set and 0 < limit < stated.max_sequence_length:
+        changes["max_sequence_length"] = limit
+    if "max_prefill_length" not in stated.model_fields_set:
+        length = changes.get("max_sequence_length", stated.max_sequence_length)
+        changes["max_prefill_length"] = min(stated.max_prefill_length, length, most_new_tokens(fields) or length)
+    if all(getattr(stated, name) == value for name, value in changes.items()):
         return config
-    changes = {"max_sequence_length": limit, "max_prefill_length": min(limit, stated.max_prefill_length)}
     return config.model_copy(update={"llm": stated.model_copy(update=changes)})
+
+
+def most_new_tokens(fields: Fields) -> int | None:
+    """Return how many new tokens a language model's network takes at once; None for any number.
+
+    Of a config.json that is refused, whoever opens the model says why.
+    """
+    text = fields.get("text_config")
+    joined = {**fields, **text} if isinstance(text, dict) else fields
+    try:
+        spec = decoder_spec({name: value for name, value in joined.items() if name != "quantization_config"})
+    except TrtkitError:
+        return None
+    return spec.most_new_tokens
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def test_a_config_is_verified_and_planned_without_a_build(onnx_path: Path, works
     assert trtkit.verify(onnx_path, precision="fp16", corners=False).passed
     config = trtkit.load_config("m.onnx", name="product")
     assert trtkit.verify(config).name == "product"
-    assert trtkit.plan(config, ["l4"]).name == "product"
+    assert trtkit.plan(config, "l4").name == "product"
     assert trtkit.plan("m.onnx", ["l4"], concurrency=None).to_json()["kind"] == "vision"
     assert not (workspace / "bundles").exists()
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from tests.support import tiny_llm
 from tests.support.tiny_llm import GREEDY, PROMPTS
 from trtkit import LLM, SamplingParams
+from trtkit.errors import GenerationError
 from trtkit.llm import PromptsError, prepare_prompts, read_prompts, read_text_bundle
 
 if TYPE_CHECKING:
@@ -82,6 +86,56 @@ def test_leaving_a_stream_early_ends_its_request(llm: LLM) -> None:
     stream.close()
     assert not llm.frontend.jobs
     assert not llm.frontend.engine.has_work
+
+
+def test_streams_in_turn_with_each_other_and_with_batches_lose_nothing(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    prompts = ["Gravity", "The capital of France"]
+    expected = [output.outputs[0].text for output in llm.generate(prompts, params)]
+    texts = ["", ""]
+    for deltas in itertools.zip_longest(*(llm.stream(prompt, params) for prompt in prompts)):
+        for number, delta in enumerate(deltas):
+            texts[number] += delta.text if delta is not None else ""
+    assert texts == expected
+    pieces = llm.stream(prompts[0], params)
+    text = next(pieces).text
+    assert llm.generate(prompts[1], params)[0].outputs[0].text == expected[1]
+    assert text + "".join(delta.text for delta in pieces) == expected[0]
+
+
+def test_answers_in_turn_with_each_other_are_each_callers_own(llm: LLM) -> None:
+    prompts = [
+        [llm.frontend.text.prepare(f"{word} {number}", replace(GREEDY, max_tokens=4 + number)) for number in range(3)]
+        for word in ("a", "b")
+    ]
+    first, second = (llm.answers(some) for some in prompts)
+    outputs = [[next(first)], list(second)]
+    outputs[0] += first
+    assert [sorted(str(output.prompt) for output in some) for some in outputs] == [
+        ["a 0", "a 1", "a 2"],
+        ["b 0", "b 1", "b 2"],
+    ]
+
+
+def test_threads_share_a_model(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    prompts = [f"number {number}" for number in range(8)]
+    expected = [llm.generate(prompt, params)[0].outputs[0].token_ids for prompt in prompts]
+    with ThreadPoolExecutor(8) as threads:
+        got = list(threads.map(lambda prompt: llm.generate(prompt, params)[0].outputs[0].token_ids, prompts * 3))
+    assert got == expected * 3
+
+
+def test_a_closed_model_says_so(llm_bundle: Path) -> None:
+    with LLM(llm_bundle) as closed:
+        pieces = closed.stream("Gravity")
+        next(pieces)
+    closed.close()
+    with pytest.raises(GenerationError, match="the model is closed"):
+        closed.generate("Gravity")
+    with pytest.raises(GenerationError, match="closed before its answers were complete"):
+        list(pieces)
+    assert repr(closed) == f"LLM('{llm_bundle}': closed)"
 
 
 def test_a_stop_string_cuts_the_text_and_ends_the_answer(llm: LLM) -> None:

@@ -8,7 +8,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from openai import OpenAI
@@ -86,9 +86,10 @@ def serving(bundle: Path, *more: Path, **options: Any) -> Iterator[Served]:
     log: list[str] = []
     names = serving_fields("serve").keys() & options.keys()
     worker = ServingOptions.for_server(**{name: options.pop(name) for name in names})
+    first = {name: options.pop(name) for name in ("tool_call_parser", "reasoning_parser") if name in options}
     port = free_ports_below(30_000, 1)[0]
     fleet_options = DynamoOptions(port=port, exit_timeout_s=5, serving=worker, **options)
-    models = [read_model(bundle, MODEL), *map(read_model, more)]
+    models = [replace(read_model(bundle, MODEL), **first), *map(read_model, more)]
     with LocalFleet(models, fleet_options, lambda name, line: log.append(f"{name}: {line}")) as fleet:
         fleet.wait_ready()
         yield Served(fleet, log)

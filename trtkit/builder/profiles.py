@@ -168,7 +168,7 @@ def _faults(inputs: Sequence[OnnxTensorSpec], profile: Profile, where: str) -> l
 def _conflict(symbol: str, axes: Mapping[str, int | str], profile: Profile, where: str) -> Problem | None:
     """Return which ranges of one symbol differ, None if they agree."""
     ranges_by_key = _ranges_of(symbol, axes, profile)
-    if len(set(ranges_by_key.values())) < 2:
+    if len({(sizes.min, sizes.opt, sizes.max) for sizes in ranges_by_key.values()}) < 2:
         return None
     ranges = ", ".join(f"`{key}` [{r.min}, {r.opt}, {r.max}]" for key, r in ranges_by_key.items())
     return Problem(f"dimension `{symbol}` has different ranges: {ranges}", where, "give it one range")
@@ -208,10 +208,17 @@ def _shape_fault(spec: OnnxTensorSpec, value: ShapeRange, where: str) -> Problem
 
 
 def _ranges_of(symbol: str, axes: Mapping[str, int | str], profile: Profile) -> dict[str, DimRange]:
-    """Return the ranges that the profile gives a symbol, by its name or by one of its axes."""
-    keys = [symbol, *(axis for axis, dim in axes.items() if dim == symbol)]
-    ranges = ((key, profile.get(key)) for key in keys)
-    return {key: value for key, value in ranges if isinstance(value, DimRange)}
+    """Return the ranges that the profile gives a symbol: by its name, by one of its axes, or by an input's shapes."""
+    of_symbol = [key for key, dim in axes.items() if dim == symbol]
+    ranges = ((key, profile.get(key)) for key in [symbol, *of_symbol])
+    by_key = {key: value for key, value in ranges if isinstance(value, DimRange)}
+    for key in of_symbol:
+        name, _, axis = key.rpartition(".")
+        shapes = profile.get(name)
+        if isinstance(shapes, ShapeRange) and int(axis) < len(shapes.min):
+            low, opt, high = (shape[int(axis)] for shape in (shapes.min, shapes.opt, shapes.max))
+            by_key[f"{name}[{axis}]"] = DimRange(min=low, opt=opt, max=high)
+    return by_key
 
 
 def _by_dims(

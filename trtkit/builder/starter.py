@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING
 import yaml
 
 from trtkit.builder.profiles import DEFAULT_BATCH
-from trtkit.config.load import config_for_source, find_config, shipped_configs, source_kind
+from trtkit.config.load import config_for_source, file_kind, find_config, shipped_configs, source_kind
 from trtkit.config.overrides import model_in
 from trtkit.config.schema import ModelConfig
 from trtkit.config.yaml_file import read_yaml
-from trtkit.dtypes import dtype_of
-from trtkit.errors import TrtkitError
+from trtkit.dtypes import dtype_of, stated_precision
 from trtkit.models.model import VISION
-from trtkit.models.registry import decoder_spec
 from trtkit.network.onnx.io import graph_inputs
-from trtkit.resolve import resolve
+from trtkit.resolve import most_new_tokens, resolve
 from trtkit.sources.gguf.config import family_of, hf_config
 from trtkit.sources.gguf.file import read_gguf
 from trtkit.sources.onnx_file import read_graph
@@ -38,7 +36,6 @@ _PIXELS = {"min": 320, "opt": 640, "max": 960, "multiple_of": 32}
 _LENGTH = [1, 128, 512]
 _SIZES = "Sizes as `[min, opt, max]`; correct them: these are guesses."
 _CONTEXT, _PREFILL = 4096, 512
-_PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp16"}
 _RESAMPLING = {"2": "bilinear", "3": "bicubic"}  # Pillow's numbers
 _OPTIONAL = {
     "arrays": """\
@@ -60,7 +57,7 @@ def starter_config(path: str, folder: Path) -> str:
     folder: where the config will be written; a model below it is named relative to it.
     """
     model = Path(path).expanduser()
-    if path in shipped_configs() or model.suffix in {".yaml", ".yml"}:
+    if path in shipped_configs() or file_kind(model) == "config":
         data, interface, notes = read_yaml(find_config(path)).data, "", {}
     else:
         kind = source_kind(model)
@@ -113,10 +110,9 @@ def _folder(path: Path) -> Data:
     model = resolve(config_for_source(source_kind(path), path))
     if model.interface == "tokens":
         text = fields | _mapping(fields.get("text_config"))
-        dtype = str(text.get("dtype") or text.get("torch_dtype"))
         has_tower = any(stage.name == VISION for stage in model.stages)
         vision: Data = {"vision": {"max_images": 4}} if has_tower else {}
-        return {"precision": _PRECISIONS.get(dtype, "bf16"), **_llm(text), **vision}
+        return {"precision": stated_precision(fields) or "fp16", **_llm(text), **vision}
     return {
         "precision": "fp32",
         "profiles": [{"batch": _BATCH}],
@@ -128,18 +124,9 @@ def _llm(fields: Mapping[str, object]) -> Data:
     """Return the size of an engine that no model is too small for."""
     limit = fields.get("max_position_embeddings") or fields.get("n_positions") or fields.get("max_target_positions")
     length = min(_CONTEXT, limit) if isinstance(limit, int) and limit > 0 else _CONTEXT
-    prefill = min(_PREFILL, length, _most_new_tokens(fields))
+    prefill = min(_PREFILL, length, most_new_tokens(dict(fields)) or _PREFILL)
     sizes = {"max_batch_size": 8, "max_sequence_length": length, "max_prefill_length": prefill}
     return {"llm": sizes}
-
-
-def _most_new_tokens(fields: Mapping[str, object]) -> int:
-    """Return how many new tokens the model's network takes at once; of a config that is refused, the build says why."""
-    try:
-        spec = decoder_spec({name: value for name, value in fields.items() if name != "quantization_config"})
-    except TrtkitError:
-        return _PREFILL
-    return spec.most_new_tokens or _PREFILL
 
 
 def _preprocess(processor: Mapping[str, object]) -> Data:

@@ -135,8 +135,8 @@ def local_bundle(name: str, *, interface: Interface | None = None) -> str:
 
 def is_model(name: str) -> bool:
     """Whether a name is that of something which `trtkit build` takes."""
-    from trtkit.config.load import is_hub_id, shipped_configs
+    from trtkit.config.load import file_kind, is_hub_id, shipped_configs
 
     path = Path(name)
-    is_file = path.is_file() and path.suffix in (".yaml", ".yml", ".onnx", ".gguf")
+    is_file = path.is_file() and file_kind(path) is not None
     return name in shipped_configs() or is_file or is_hub_id(name) or (path / "config.json").is_file()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
@@ -15,7 +16,7 @@ from trtkit.cli.local_model import is_model, local_bundle, yes_option
 from trtkit.cli.options import GroupedCommand, grouped, is_verbose, json_option, quiet_option
 from trtkit.cli.say import say, warn
 from trtkit.cli.server_log import LogFormat, errors_in_log, log_as, server_log
-from trtkit.cli.serving_options import faults_by_flag, serving_options, split_options
+from trtkit.cli.serving_options import faults_by_flag, folders_by_name, serving_options, split_options
 from trtkit.cli.visible import echo
 from trtkit.serving_options import API_KEY, serving_fields
 
@@ -32,7 +33,12 @@ if TYPE_CHECKING:
     Command = Callable[..., None]
 
 _BUNDLE = (
-    click.option("--name", metavar="NAME", help="The model's name in requests.  [default: the folder's]"),
+    click.option(
+        "--name",
+        metavar="[MODEL=]NAME",
+        multiple=True,
+        help="The model's name in requests.  [default: the folder's]",
+    ),
     click.option("--replicas", type=click.IntRange(1, 64), default=1, show_default=True, help="Workers to start."),
     click.option(
         "--prefill-workers",
@@ -79,8 +85,18 @@ _BUNDLE = (
         show_envvar=True,
         help="Answer only requests with this key, but for probes and metrics.",
     ),
-    click.option("--tool-call-parser", metavar="NAME", help="Dynamo's parser of tool calls, e.g. `hermes`."),
-    click.option("--reasoning-parser", metavar="NAME", help="Dynamo's parser of reasoning, e.g. `qwen3`."),
+    click.option(
+        "--tool-call-parser",
+        metavar="[MODEL=]NAME",
+        multiple=True,
+        help="Dynamo's parser of tool calls, e.g. `hermes`.",
+    ),
+    click.option(
+        "--reasoning-parser",
+        metavar="[MODEL=]NAME",
+        multiple=True,
+        help="Dynamo's parser of reasoning, e.g. `qwen3`.",
+    ),
 )
 _REPOSITORY = (
     click.option("--server", metavar="PATH", help="tritonserver binary, or the folder that holds it."),
@@ -117,7 +133,7 @@ Examples:
   trtkit serve bundles/llama
   trtkit serve Qwen/Qwen3-0.6B --yes
   trtkit serve bundles/llama --replicas 2 --http-port 9000
-  trtkit serve bundles/llama bundles/qwen
+  trtkit serve bundles/llama bundles/qwen --name qwen=chat
   TRTKIT_API_KEY=secret trtkit serve bundles/llama --log-format json
   trtkit serve models
   trtkit serve models --http-port 9000 --grpc-port 9001 --metrics-port 9002
@@ -137,7 +153,8 @@ _OF_BUNDLES = [
     "name", "api_key", "replicas", "prefill_workers", "prefill_bundle", "router", "migrations", "body_mib",
     "hang_timeout_s", "tool_call_parser", "reasoning_parser", *serving_fields("serve"),
 ]  # fmt: skip
-_OF_ONE_MODEL = ("name", "lora", "prefill_workers", "prefill_bundle", "tool_call_parser", "reasoning_parser")
+_OF_ONE_MODEL = ("prefill_workers", "prefill_bundle")
+_OF_EACH_MODEL = ("name", "lora", "tool_call_parser", "reasoning_parser")
 _OF_REPOSITORIES = ["server", "grpc_port", "metrics_port", "control_mode", "load", "allow_undeployed"]
 
 
@@ -165,7 +182,9 @@ def command(
 
     MODEL is the bundle of a language model, or what `trtkit build` takes, which is first built into bundles/NAME if
     that is not there. NVIDIA Dynamo's frontend and --replicas workers serve it, or workers of each of several models,
-    which requests select by `model`; prints the URL and a request to try once prompts were answered. A REPOSITORY, as
+    which requests select by `model`; prints the URL and a request to try once prompts were answered. With several,
+    --name, --lora, --tool-call-parser and --reasoning-parser are repeatable and take MODEL=VALUE, MODEL being a path as
+    given or the name of its folder. A REPOSITORY, as
     `trtkit deploy` writes it, is checked and served by a local Triton server. Both listen on the loopback address by
     default. Logs go to stderr; --quiet limits them to warnings and errors. --json prints one line once the models are
     loaded.
@@ -352,9 +371,13 @@ def serve_bundles(bundles: Sequence[str], options: dict[str, Any], *, as_json: b
     from trtkit.runtime.weight_budget import weight_budget_bytes
     from trtkit.serving_options import ServingOptions
 
-    values, options = split_options(options)
-    serving, name = ServingOptions(**values), options.pop("name")
-    models = [read_model(Path(local_bundle(bundle, interface="tokens")), name) for bundle in bundles]
+    each = _of_each_model(bundles, options)
+    values, options = split_options({name: value for name, value in options.items() if name not in _OF_EACH_MODEL})
+    serving = ServingOptions(**values)
+    models = [
+        replace(read_model(Path(local_bundle(bundle, interface="tokens")), own.pop("name")), **own)
+        for bundle, own in zip(bundles, each, strict=True)
+    ]
     if options["prefill_bundle"]:
         check_prefill_bundle(open_bundle(options["prefill_bundle"]), open_bundle(models[0].path))
     with faults_by_flag():
@@ -362,7 +385,7 @@ def serve_bundles(bundles: Sequence[str], options: dict[str, Any], *, as_json: b
             opened = open_bundle(model.path)
             weight_budget_bytes(opened, serving.weight_budget_gib)
             speculator_tokens(opened, serving.speculate)
-            check_adapters(opened, serving.lora or {}, model.name)
+            check_adapters(opened, model.lora or {}, model.name)
     if options["api_key"] == "":
         raise click.UsageError(f"--api-key is empty (maybe by the variable {API_KEY})")
     port = options.pop("http_port") or free_ports(1)[0]
@@ -377,6 +400,40 @@ def serve_bundles(bundles: Sequence[str], options: dict[str, Any], *, as_json: b
     except KeyboardInterrupt:
         say("stopped")
         sys.exit(0)
+
+
+def _of_each_model(paths: Sequence[str], options: Options) -> list[Options]:
+    """Return what is set for each model alone. Raises UsageError."""
+    each: list[Options] = [{} for _ in paths]
+    for option in _OF_EACH_MODEL:
+        flag = f"--{option.replace('_', '-')}"
+        for path, own, values in zip(paths, each, _by_model(paths, flag, options[option]), strict=True):
+            if option == "lora":
+                own[option] = folders_by_name(values, flag) or None
+            elif len(values) > 1:
+                raise click.UsageError(f"{flag} has {len(values)} values for {path}: give one")
+            else:
+                own[option] = values[0] if values else None
+    return each
+
+
+def _by_model(paths: Sequence[str], flag: str, values: Sequence[str]) -> list[list[str]]:
+    """Return an option's values for each model: of one model as they are, of several written MODEL=VALUE."""
+    if len(paths) == 1:
+        return [list(values)]
+    from trtkit.config.load import model_name
+
+    names = [model_name(Path(path).resolve()) for path in paths]
+    numbers = {name: number for number, name in enumerate(names) if names.count(name) == 1}
+    numbers |= {path: number for number, path in enumerate(paths)}
+    by_model: list[list[str]] = [[] for _ in paths]
+    for value in values:
+        key = max((key for key in numbers if value.startswith(f"{key}=")), key=len, default=None)
+        if key is None:
+            models = f"MODEL is one of {', '.join(numbers)}"
+            raise click.UsageError(f"{flag} {value}: with several models, write MODEL=VALUE; {models}")
+        by_model[numbers[key]].append(value.removeprefix(f"{key}="))
+    return by_model
 
 
 def _join(path: Path) -> NoReturn:

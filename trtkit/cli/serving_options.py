@@ -16,7 +16,7 @@ from trtkit.cli.say import say, warn
 from trtkit.serving_options import ServingOptions, default_of, flag_of, help_of, option_of, serving_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from trtkit.llm import LLM, TextBundle
     from trtkit.llm.replicas import PromptSource, Replicas
@@ -38,13 +38,18 @@ class _WeightBudget(click.FloatRange):
 
 
 def _folders(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    return folders_by_name(values)
+
+
+def folders_by_name(values: Sequence[str], flag: str | None = None) -> dict[str, str]:
+    """Return folders written NAME=FOLDER. flag: for errors, if click does not know it. Raises BadParameter."""
     pairs = [value.partition("=") for value in values]
     for value, (name, _, folder) in zip(values, pairs, strict=True):
         if not name or not folder:
-            raise click.BadParameter(f"`{value}` is not NAME=FOLDER")
+            raise click.BadParameter(f"`{value}` is not NAME=FOLDER", param_hint=flag)
     by_name = {name: folder for name, _, folder in pairs}
     if len(by_name) < len(pairs):
-        raise click.BadParameter("two adapters have the same name")
+        raise click.BadParameter("two adapters have the same name", param_hint=flag)
     return by_name
 
 
@@ -73,7 +78,8 @@ def _flag(item: ServingField, surface: Surface) -> Callable[[Command], Command]:
         "folder": {"metavar": "FOLDER"},
         "bundle": {"metavar": "BUNDLE", "shell_complete": completions.bundles},
         "weights": {"multiple": True, "metavar": "USER=WEIGHT", "callback": _weights},
-        "folders": {"multiple": True, "metavar": "NAME=FOLDER", "callback": _folders},
+        # `trtkit serve` reads what it is given once it knows how many models there are.
+        "folders": {"multiple": True, "metavar": "NAME=FOLDER", "callback": None if surface == "serve" else _folders},
     }
     facts = of_kind[option.kind]
     is_repeatable = facts.get("multiple", False)

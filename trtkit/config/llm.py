@@ -9,6 +9,7 @@ from trtkit.config.strict import StrictModel
 from trtkit.dtypes import Precision
 
 _PAGE_TOKENS = 16
+_PREFILL_LENGTH = 512
 BUILT_IN = "built-in"
 """A draft head whose weights are in the model's own checkpoint, in place of a folder."""
 
@@ -50,7 +51,12 @@ class LlmOptions(StrictModel):
 
     max_batch_size: StrictInt = Field(8, ge=1, description="Slots: number of concurrent sequences.")
     max_sequence_length: StrictInt = Field(2048, ge=1, description="Tokens per slot, prompt and answer together.")
-    max_prefill_length: StrictInt = Field(512, ge=1, description="Maximum new tokens per slot and step.")
+    max_prefill_length: StrictInt = Field(
+        default_factory=lambda sizes: min(_PREFILL_LENGTH, sizes.get("max_sequence_length", _PREFILL_LENGTH)),
+        ge=1,
+        description="Maximum new tokens per slot and step; by default at most `max_sequence_length`.",
+        json_schema_extra={"default": _PREFILL_LENGTH},
+    )
     max_source_length: StrictInt | None = Field(
         None, ge=1, description="Tokens of a text that the encoder of an encoder-decoder model takes; 512 if unset."
     )

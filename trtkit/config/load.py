@@ -37,7 +37,8 @@ _PATH_KEYS: tuple[KeyPath, ...] = (
 _WORDS: dict[KeyPath, str] = {("llm", "speculator"): BUILT_IN}
 
 
-# Kinds of source by the ends of their files' names.
+# Suffixes of configs, and keys of `source` by the suffixes of models' files; large letters are as good.
+_CONFIG_SUFFIXES = (".yaml", ".yml")
 _FILE_KINDS = {".onnx": "onnx", ".gguf": "gguf"}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Folders that trtkit writes: a path below one of them is not a hub id, even if the folder does not exist yet.
@@ -73,10 +74,15 @@ def find_config(name: str) -> Path:
     )
 
 
+def file_kind(path: str | Path) -> str | None:
+    """Return what a file is by its suffix: `config`, or the key of `source` that names it; None for other paths."""
+    suffix = Path(path).suffix.lower()
+    return "config" if suffix in _CONFIG_SUFFIXES else _FILE_KINDS.get(suffix)
+
+
 def is_hub_id(name: str) -> bool:
     """Whether a name is one of a model on Hugging Face's hub, and not a path here."""
-    is_file = name.endswith((".yaml", ".yml", *_FILE_KINDS))
-    if is_file or not _HUB_ID.fullmatch(name):
+    if file_kind(name) is not None or not _HUB_ID.fullmatch(name):
         return False
     return name.partition("/")[0] not in _OUTPUT_FOLDERS and not Path(name).parent.is_dir()
 
@@ -90,14 +96,13 @@ def model_name(path: Path) -> str:
     """Return the name of a model's file or folder; of a copy in the hub's cache, its repository's."""
     if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
         return path.parent.parent.name.rpartition("--")[2]
-    return path.stem if path.suffix in (".yaml", ".yml", *_FILE_KINDS) else path.name
+    return path.name if file_kind(path) is None else path.stem
 
 
 def _near(name: str) -> str:
     """Return a question with names that are close to one that is not there: configs, and in a folder what it holds."""
     siblings = Path(name).expanduser().parent.glob("*")
-    kinds = (".yaml", ".yml", *_FILE_KINDS)
-    models = [str(path) for path in siblings if path.suffix in kinds or (path / MANIFEST).is_file()]
+    models = [str(path) for path in siblings if file_kind(path) is not None or (path / MANIFEST).is_file()]
     return did_you_mean(name, [*shipped_configs(), *models])
 
 
@@ -134,7 +139,7 @@ def find_model_config(path: str, overrides: Sequence[str | Override] = (), targe
     """
     local_path = Path(_anchor(path, Path())) if path.startswith("~") else Path(path)
     is_shipped = path in shipped_configs()
-    if local_path.suffix in _FILE_KINDS or (local_path.is_dir() and not is_shipped):
+    if file_kind(local_path) in _FILE_KINDS.values() or (local_path.is_dir() and not is_shipped):
         return config_for_source(source_kind(local_path), local_path, overrides, target)
     if is_shipped and (local_path / "config.json").is_file():
         what = f"`{path}` is a shipped config and a model's folder here"
@@ -147,8 +152,9 @@ def source_kind(path: Path) -> str:
     """Return which key of `source` names a model's file or folder. Raises SourceError if it is not a model."""
     if not path.exists():
         raise SourceError("no such file", str(path), f"{_near(str(path))}check the path")
-    if path.suffix in _FILE_KINDS:
-        return _FILE_KINDS[path.suffix]
+    kind = file_kind(path)
+    if kind in _FILE_KINDS.values():
+        return str(kind)
     if not path.is_dir():
         raise SourceError("not a model", str(path), "give an .onnx or .gguf file, or a model's folder")
     return _folder_kind(path)
@@ -159,7 +165,8 @@ def config_for_source(
 ) -> ModelConfig:
     """Return the config that a bare source represents: all defaults but the `overrides`. kind: a key of `source`.
 
-    A language model's precision is that of its weights, if its config.json states one of trtkit's.
+    A language model's precision is that of its weights, if its config.json states one of trtkit's; so is that of a
+    vision-language model.
     """
     data: dict[str, object] = {"source": {kind: str(path.resolve())}, **(_of_weights(path) if kind == "hf" else {})}
     return _finish(YamlFile(path if path.name else path.resolve(), data, {}), overrides, target)
@@ -169,7 +176,10 @@ def _of_weights(folder: Path) -> dict[str, object]:
     """Return the precision of a language model's weights by its folder; whoever reads the folder says what it lacks."""
     try:
         fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        is_language_model = any(str(name).endswith("ForCausalLM") for name in fields.get("architectures") or ())
+        names = [str(name) for name in fields.get("architectures") or ()]
+        # The names of encoder-decoder models, which are built in fp32, end as those of vision-language models do.
+        ends = ("ForCausalLM", "ForConditionalGeneration") if "vision_config" in fields else ("ForCausalLM",)
+        is_language_model = any(name.endswith(ends) for name in names)
         precision = stated_precision(fields)
     except (OSError, ValueError, AttributeError, TypeError):
         return {}

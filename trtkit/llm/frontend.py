@@ -50,6 +50,7 @@ class Frontend:
         self._numbers = itertools.count()
         self._news: dict[tuple[str, int], PromptJob] = {}
         self.adapters: Adapters | None = None
+        self.is_closed = False
         self._begin()
 
     @property
@@ -115,7 +116,12 @@ class Frontend:
         return self.start(self.text.prepare(prompt, params), request_id, scheduling, is_streamed=is_streamed)
 
     def check(self, prepared: PreparedPrompt) -> PreparedPrompt:
-        """Return the prompt with its images inserted. Raises RequestError if it can never be served."""
+        """Return the prompt with its images inserted.
+
+        Raises RequestError if it can never be served, GenerationError after `close`.
+        """
+        if self.is_closed:
+            raise GenerationError("the model is closed", fix="open it again")
         checked = self.text.check(prepared)
         self.engine.check(Request("", checked.read.ids, checked.settings))
         self._adapter_of(checked)
@@ -195,6 +201,10 @@ class Frontend:
 
     def close(self) -> None:
         """Write cached prefixes to the cache folder, if there is one, and free the memory."""
+        self.is_closed = True
+        self._free()
+
+    def _free(self) -> None:
         try:
             if self._engine is not None:
                 self._engine.close()
@@ -242,7 +252,7 @@ class Frontend:
 
     def _unload(self) -> None:
         """Close the networks and drop everything that uses them."""
-        self.close()
+        self._free()
         self._networks = self._engine = None
         if self.adapters is not None:
             self.adapters.sleep()

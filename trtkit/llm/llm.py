@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
-from trtkit.errors import RequestError
+from trtkit.errors import GenerationError, RequestError
 from trtkit.llm.frontend import Frontend
 from trtkit.llm.named_settings import default_params
 from trtkit.llm.offload.decoder import OffloadedDecoder
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class LLM:
-    """An open bundle of a decoder-only language model.
+    """An open bundle of a decoder-only language model. Threads may share it; their requests share its steps.
 
     options: keywords of ServingOptions. Raises GenerationError, RequestError or BundleError if the bundle cannot be
     opened.
@@ -36,6 +37,14 @@ class LLM:
 
     def __init__(self, bundle: TextBundle | Bundle | Path | str, **options: Any) -> None:
         self._frontend = Frontend(bundle, ServingOptions(**options))
+        self._lock = threading.RLock()
+        # What steps brought for calls and streams other than the one that ran the step.
+        self._outputs: dict[str, RequestOutput] = {}
+        self._deltas: dict[str, list[Delta]] = {}
+
+    def __repr__(self) -> str:
+        state = "closed" if self._frontend.is_closed else f"{self.slots} slots, {self.description}"
+        return f"LLM({str(self._frontend.bundle.path)!r}: {state})"
 
     @property
     def description(self) -> str:
@@ -80,11 +89,13 @@ class LLM:
         Raises RequestError if the name is taken or the engine takes no adapters, SourceError or ProblemsError for an
         adapter that does not fit.
         """
-        self._frontend.engine.load_adapter(name, self._frontend.read_adapter(folder))
+        with self._lock:
+            self._frontend.engine.load_adapter(name, self._frontend.read_adapter(folder))
 
     def unload_adapter(self, name: str) -> None:
         """Unload an adapter: new requests are refused, running ones finish. Raises RequestError for unknown names."""
-        self._frontend.engine.unload_adapter(name)
+        with self._lock:
+            self._frontend.engine.unload_adapter(name)
 
     def generate(
         self,
@@ -106,7 +117,7 @@ class LLM:
         names: list[str] = []
         try:
             for prompt in checked:
-                names.append(self._frontend.start(prompt).id)
+                names.append(self._start(prompt))
             outputs = self._run(set(names), on_output)
         except BaseException:
             self._cancel(names)
@@ -132,7 +143,10 @@ class LLM:
         Raises RequestError immediately, not at the first piece.
         """
         (checked,) = self._check([prompt], sampling_params, is_single=True)
-        return self._pieces(self._frontend.start(checked, scheduling=scheduling, is_streamed=True).id)
+        with self._lock:
+            name = self._frontend.start(checked, scheduling=scheduling, is_streamed=True).id
+            self._deltas[name] = []
+        return self._pieces(name)
 
     def answers(self, prompts: Sequence[PreparedPrompt]) -> Iterator[RequestOutput]:
         """Answer any number of prepared prompts; yield each output as soon as it is complete, in any order.
@@ -164,24 +178,27 @@ class LLM:
                     if prompt is None:
                         is_over = True
                     else:
-                        names.add(self._frontend.start(prompt).id)
-                for job in self._frontend.step() if names else ():
-                    names.discard(job.id)
-                    yield job.output()
+                        names.add(self._start(prompt))
+                for output in self._next(names) if names else ():
+                    names.discard(output.request_id)
+                    yield output
         finally:
             self._cancel(sorted(names))
 
     def sleep(self) -> None:
         """Free the GPU's memory, weights and caches, until `wake`. Raises GenerationError while a stream is read."""
-        self._frontend.sleep()
+        with self._lock:
+            self._frontend.sleep()
 
     def wake(self) -> None:
         """Load the model again. Answers stay the same; statistics and caches start anew."""
-        self._frontend.wake()
+        with self._lock:
+            self._frontend.wake()
 
     def close(self) -> None:
         """Free the memory."""
-        self._frontend.close()
+        with self._lock:
+            self._frontend.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -191,9 +208,14 @@ class LLM:
 
     def _pieces(self, name: str) -> Iterator[Delta]:
         try:
-            while name in self._frontend.jobs:
-                self._frontend.step()
-                yield from (delta for delta in self._frontend.news() if delta.request_id == name)
+            is_over = False
+            while not is_over:
+                with self._lock:
+                    is_over = name not in self._frontend.jobs
+                    if not is_over and not self._deltas[name]:
+                        self._step()
+                    deltas, self._deltas[name] = self._deltas[name], []
+                yield from deltas
         finally:
             self._cancel([name])
 
@@ -222,18 +244,42 @@ class LLM:
     def _run(self, names: set[str], on_output: Callable[[RequestOutput], None] | None) -> dict[str, RequestOutput]:
         """Step until all of `names` are done."""
         outputs: dict[str, RequestOutput] = {}
-        while names - outputs.keys():
-            for job in self._frontend.step():
-                outputs[job.id] = job.output()
+        while names:
+            for output in self._next(names):
+                names.discard(output.request_id)
+                outputs[output.request_id] = output
                 if on_output is not None:
-                    on_output(outputs[job.id])
+                    on_output(output)
         return outputs
 
+    def _start(self, prompt: PreparedPrompt) -> str:
+        """Take a prompt; return its id."""
+        with self._lock:
+            return self._frontend.start(prompt).id
+
+    def _next(self, names: set[str]) -> list[RequestOutput]:
+        """Return outputs of `names` that are done, after a step if there are none."""
+        with self._lock:
+            if not self._outputs.keys() & names:
+                self._step()
+            return [self._outputs.pop(name) for name in list(self._outputs) if name in names]
+
+    def _step(self) -> None:
+        """Run a step and keep what it brings, by request. Raises GenerationError after `close`."""
+        if self._frontend.is_closed:
+            raise GenerationError("the model was closed before its answers were complete", fix="close it afterwards")
+        self._outputs |= {job.id: job.output() for job in self._frontend.step() if not job.is_streamed}
+        for delta in self._frontend.news():
+            self._deltas.setdefault(delta.request_id, []).append(delta)
+
     def _cancel(self, names: Sequence[str]) -> None:
-        """Cancel what is still under way, so that the next call starts with an empty engine."""
-        cancelled = [name for name in names if self._frontend.cancel(name)]
-        if cancelled:
-            self._frontend.step()
+        """End what is still under way, so that the next call begins with an empty engine."""
+        with self._lock:
+            if not self._frontend.is_closed and [name for name in names if self._frontend.cancel(name)]:
+                self._step()
+            for name in names:
+                self._outputs.pop(name, None)
+                self._deltas.pop(name, None)
 
 
 def run_order(prompts: Sequence[PreparedPrompt], *, has_long_first: bool) -> list[PreparedPrompt]:

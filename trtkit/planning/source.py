@@ -15,6 +15,7 @@ from trtkit.builder.decoders import llm_options
 from trtkit.bundle.bundle import Bundle, is_bundle, open_bundle
 from trtkit.config.explain import explain
 from trtkit.config.load import (
+    file_kind,
     find_config,
     find_model_config,
     is_hub_id,
@@ -136,7 +137,7 @@ def model_of_bundle(bundle: Bundle) -> PlannedModel:
 
 def _of_config(path: str, overrides: Sequence[str | Override], target: str | None) -> PlannedModel:
     """Return what a YAML file, a shipped config, a model's file or folder represents."""
-    if not path.endswith((".onnx", ".gguf")) and not Path(path).expanduser().is_dir():
+    if file_kind(path) in (None, "config") and not Path(path).expanduser().is_dir():
         _check_name(path)
     return model_of_config(find_model_config(path, overrides, target), path)
 

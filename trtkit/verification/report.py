@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from trtkit.jobs.json_form import to_json
 from trtkit.pages import HasPage
@@ -344,6 +345,14 @@ class Report(HasPage):
     fixed: Repair | None = None
     networks: tuple[BundleNetwork, ...] = ()
     pictures: tuple[ComparedPicture, ...] = ()
+
+    def __str__(self) -> str:
+        """Return what `trtkit verify` prints. What draws it lies above this package, so it is imported by its name."""
+        parts = importlib.import_module("trtkit.report.verification_tables").verify_tables(self)
+        return cast("str", importlib.import_module("trtkit.cli.tables").as_text(parts))
+
+    def __repr__(self) -> str:
+        return f"<report of {self.name}: {'passed' if self.passed else 'failed'}>"
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that users get: no empty notes, and infinities, which JSON lacks, as null."""

@@ -71,7 +71,7 @@ def test_requests_select_a_model_by_its_name(guarded: Served, local: LLM, other_
 @pytest.mark.parametrize(
     ("words", "code", "error"),
     [
-        (["--name", "chat"], 2, "--name is for one model: serve it alone"),
+        (["--name", "chat"], 2, "--name chat: with several models, write MODEL=VALUE; MODEL is one of"),
         (["--prefill-workers", "1"], 2, "--prefill-workers is for one model: serve it alone"),
         ([], 1, "two models are called `bundle`"),
     ],

@@ -91,6 +91,18 @@ def test_ranges_that_contradict_each_other_are_refused() -> None:
     assert resolve_profiles(specs, [agreeing])[0][0]["ids"] == ProfileShapes(min=(1,), opt=(2,), max=(4,))
 
 
+def test_the_shapes_of_one_input_size_the_dimensions_that_it_shares() -> None:
+    kind = OnnxTensorSpec("kind", "int64", ("batch",))
+    whole = ShapeRange(min=(2, 3, 8, 8), opt=(4, 3, 8, 8), max=(16, 3, 8, 8))
+    resolved, note = resolve_profiles([kind, IMAGES], [{"images": whole}])
+    assert (resolved[0]["kind"], note) == (ProfileShapes(min=(2,), opt=(4,), max=(16,)), "1 profile")
+    assert faults([kind, IMAGES], {"images": whole, "kind": ShapeRange(min=(2,), opt=(2,), max=(16,))}) == [
+        "profiles.0: dimension `batch` has different ranges: `kind[0]` [2, 2, 16], `images[0]` [2, 4, 16]"
+    ]
+    stepped = DimRange(min=2, opt=4, max=16, multiple_of=2)
+    assert resolve_profiles([kind, IMAGES], [{"images": whole, "batch": stepped}])[0] == resolved
+
+
 def test_faults_of_all_profiles_are_found_at_once() -> None:
     first = {"batch": sized(1, 1, 1), "height": sized(1, 1, 1), "width": sized(1, 1, 1), "depth": sized(1, 1, 1)}
     second = {"images": ShapeRange(min=(1, 3, 8), opt=(1, 3, 8), max=(1, 3, 8))}

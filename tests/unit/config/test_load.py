@@ -4,12 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from trtkit.config import load_config, load_target, shipped_configs, shipped_targets
+from trtkit.config.llm import LlmOptions
 from trtkit.config.load import config_for_source, find_model_config
 from trtkit.config.schema import DimRange, ShapeRange
 from trtkit.errors import ConfigError
 
+IMAGES = {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {}}
 TWO_LINES = "source:\n  onnx: model.onnx\n"
 
 
@@ -205,6 +208,9 @@ def test_a_folder_named_like_a_shipped_config_is_not_guessed(workspace: Path) ->
         ({"architectures": ["LlamaForCausalLM"], "dtype": "float64"}, "fp32"),
         ({"architectures": ["LlamaForCausalLM"]}, "fp32"),
         ({"architectures": ["ViTForImageClassification"], "dtype": "bfloat16"}, "fp32"),
+        (IMAGES | {"dtype": "bfloat16"}, "bf16"),
+        (IMAGES | {"text_config": {"torch_dtype": "float16"}}, "fp16"),
+        ({"architectures": ["T5ForConditionalGeneration"], "dtype": "bfloat16"}, "fp32"),
         ({"architectures": 3, "dtype": "bfloat16"}, "fp32"),
         ([], "fp32"),
     ],
@@ -215,3 +221,17 @@ def test_a_bare_language_model_has_the_precision_of_its_weights(fields: object, 
     (folder / "config.json").write_text(json.dumps(fields))
     assert find_model_config(str(folder)).precision == precision
     assert find_model_config(str(folder), ["precision=fp32"]).precision == "fp32"
+
+
+def test_suffixes_of_models_files_may_be_in_large_letters(tmp_path: Path) -> None:
+    for name, kind in [("Net.ONNX", "onnx"), ("net.Gguf", "gguf")]:
+        (tmp_path / name).touch()
+        config = find_model_config(str(tmp_path / name))
+        assert (getattr(config.source, kind), config.name) == (str(tmp_path / name), Path(name).stem)
+
+
+def test_a_shorter_slot_takes_shorter_prefill_steps_unless_the_config_sets_them() -> None:
+    assert LlmOptions(max_sequence_length=256).max_prefill_length == 256
+    assert LlmOptions(max_sequence_length=4096).max_prefill_length == LlmOptions().max_prefill_length == 512
+    with pytest.raises(ValidationError, match="max_prefill_length 512 exceeds max_sequence_length 256"):
+        LlmOptions(max_sequence_length=256, max_prefill_length=512)

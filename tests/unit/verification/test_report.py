@@ -34,6 +34,12 @@ def test_a_report_of_everything_goes_through_the_json_of_jobs() -> None:
     assert from_json(Report, json.loads(json.dumps(to_json(FULL)))) == FULL
 
 
+def test_print_shows_the_tables_of_the_command_and_notebooks_a_line() -> None:
+    assert repr(FULL) == f"<report of {FULL.name}: failed>"
+    first, *_, last = str(FULL).splitlines()
+    assert (first, last.partition(":")[0]) == (f"verify {FULL.name}", "FAIL (out of tolerance)")
+
+
 def test_users_get_a_version_and_null_where_a_number_is_infinite() -> None:
     data = FULL.to_json()
     assert json.dumps(data, allow_nan=False)

@@ -36,7 +36,7 @@ from trtkit.serving_options import API_KEY
 from trtkit.threads import shares_of_machine, visible_gpus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from trtkit.deployment.dynamo.model_folder import ServableBundle
     from trtkit.deployment.dynamo.options import DynamoOptions
@@ -203,15 +203,15 @@ class LocalFleet:
         command = [*_PYTHON, MODULE, str(bundle), "--name", model.name, "--endpoint-types", model.endpoint_types]
         if len(self.models) > 1:  # the frontend sends a model's requests to all workers of a namespace
             command += ["--namespace", f"model-{self.models.index(model)}"]
-        serving = options.serving
+        serving = replace(options.serving, lora=_adapters(model, options))
         if is_apart:  # its own build says what fits
             serving = replace(serving, slots=None, cache_gib=None, weight_budget_gib=None)
         if serving.cache_dir is not None:
             serving = replace(serving, cache_dir=Path(serving.cache_dir) / _name(number))
         command += ["--options", serving.to_json()]
         for flag, value in (
-            ("--tool-call-parser", options.tool_call_parser),
-            ("--reasoning-parser", options.reasoning_parser),
+            ("--tool-call-parser", model.tool_call_parser),
+            ("--reasoning-parser", model.reasoning_parser),
         ):
             command += [] if value is None else [flag, value]
         command += [] if self._routes_by_cache else ["--no-kv-routing"]
@@ -297,12 +297,19 @@ def _check(models: Sequence[ServableBundle], options: DynamoOptions) -> None:
     """Raise DeployError for models that cannot be served so."""
     for index, model in enumerate(models):
         if any(model.name == other.name for other in models[:index]):
-            raise DeployError(f"two models are called `{model.name}`", str(model.path), "rename a bundle's folder")
+            raise DeployError(
+                f"two models are called `{model.name}`", str(model.path), "name one by `--name MODEL=NAME`"
+            )
         if model.has_states and options.prefill_workers:
             what = "prefill workers are not supported for models with recurrent states"
             raise DeployError(what, str(model.path), "serve without `--prefill-workers`")
-    if options.serving.lora and options.prefill_workers:
+    if options.prefill_workers and any(_adapters(model, options) for model in models):
         raise DeployError("prefill workers take no LoRA adapters", "--lora", "serve without `--prefill-workers`")
+
+
+def _adapters(model: ServableBundle, options: DynamoOptions) -> Mapping[str, str | Path] | None:
+    """Return the folders of a model's adapters by name."""
+    return options.serving.lora if model.lora is None else model.lora
 
 
 @dataclass(frozen=True)

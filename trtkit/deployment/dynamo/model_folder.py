@@ -1,5 +1,6 @@
 """What Dynamo's frontend reads of a bundle: tokenizer, config and chat template, checked before anything starts."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ class ServableBundle:
 
     ranks: that share it, each on a GPU. has_states: whether layers keep recurrent states. tensorrt,
     tensorrt_version: the library that built its plans, which load in no other version.
+    lora: folders of its adapters by name, in place of those of all models. tool_call_parser, reasoning_parser: Dynamo's
+    names of what reads its answers.
     """
 
     path: Path
@@ -27,6 +30,9 @@ class ServableBundle:
     has_states: bool = False
     tensorrt: str = "tensorrt_rtx"
     tensorrt_version: str = ""
+    lora: Mapping[str, str | Path] | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
 
     @property
     def endpoint_types(self) -> str:

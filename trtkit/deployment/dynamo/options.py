@@ -34,8 +34,6 @@ class DynamoOptions:
     router: Router = "kv"
     migrations: int = 3
     body_mib: int | None = None
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
     api_key: str | None = field(default=None, repr=False)
     hang_timeout_s: int = 120
     exit_timeout_s: int = 10
