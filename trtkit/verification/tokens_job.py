@@ -13,6 +13,7 @@ from trtkit.builder.decoders import llm_options
 from trtkit.jobs.events import Phase, Progress, Verdict
 from trtkit.llm.execution import Call
 from trtkit.llm.soft_tokens import pieces
+from trtkit.verification.bundle_networks import with_networks
 from trtkit.verification.layers import layer_errors
 from trtkit.verification.logits import ChoicesCompared, RowsCompared, compare_engine, compare_rows
 from trtkit.verification.perplexity import mean_loss, windows
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import JobContext
+    from trtkit.network.layer_graph import LayerGraph
     from trtkit.verification.jobs import VerifyRequest
     from trtkit.verification.report import Corner, LayerError, Output
     from trtkit.verification.tokens_inputs import TokenSample
@@ -38,7 +40,16 @@ _MAX_PERPLEXITY_CHANGE = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 2e-2}
 
 
 def verify(request: VerifyRequest, context: JobContext) -> Report:
-    """Compare outputs, greedy tokens and kinds of calls and, if requested, perplexity and every layer."""
+    """Compare a model with its reference, then the networks of the bundle that it is in, if it is in one."""
+    report, decoder = _verify(request, context)
+    return with_networks(report, request.bundle, context, decoder)
+
+
+def _verify(request: VerifyRequest, context: JobContext) -> tuple[Report, LayerGraph | None]:
+    """Compare outputs, greedy tokens and kinds of calls and, if requested, perplexity and every layer.
+
+    The layers are those that a build writes of the decoder; None if they are not the ones that were verified.
+    """
     verifier, settings, report = TokensVerifier(request, context.report), request.request, context.report
     samples = verifier.inputs.samples(settings.inputs)
     compared = _compare_prompts(verifier, samples, report, has_corners=settings.corners)
@@ -74,7 +85,7 @@ def verify(request: VerifyRequest, context: JobContext) -> Report:
     if settings.wants_layers(passed=result.passed):
         report(Verdict(result))
         result = replace(result, layers=_layers(verifier, samples[0], report))
-    return result
+    return result, verifier.network.layers if verifier.is_engine_network else None
 
 
 @dataclass(frozen=True)
