@@ -18,6 +18,7 @@ from trtkit.bundle.bundle import open_bundle, write_json
 from trtkit.config.load import load_config
 from trtkit.errors import TrtkitError
 from trtkit.files import MANIFEST, sha256_of
+from trtkit.jobs.events import Event, Progress
 from trtkit.jobs.runner import InlineRunner, new_runner
 from trtkit.verification.jobs import COMPARE_NETWORKS, NetworksRequest, VerifySettings
 from trtkit.verification.verify import verify_bundle
@@ -173,12 +174,16 @@ class Noted(InlineRunner):
 def test_the_process_that_verifies_compares_the_bundles_networks(
     kind: str, bundles: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    layers, runner = Layers(bundles(kind), kind, tmp_path / "m"), Noted()
+    events: list[Event] = []
+    layers, runner = Layers(bundles(kind), kind, tmp_path / "m"), Noted(events.append)
     layer, _ = no_layer(layers)
     report = verify_bundle(open_bundle(layers.save()), VerifySettings(corners=False), runner)
     assert [network.layer for network in report.networks if not network.passed] == [layer]
     assert not report.passed
-    assert runner.names == ["verify"] if kind == "vision" else ["digest", "verify"]
+    assert runner.names == (["verify"] if kind == "vision" else ["digest", "verify"])
+    if kind in ("decoder", "ranks"):
+        totals = {event.name: event.total for event in events if isinstance(event, Progress)}
+        assert totals["compare logits"] == totals["compare greedy tokens"] == len(report.samples)
 
 
 def test_networks_are_compared_though_the_process_that_verified_died_at_them(

@@ -53,8 +53,7 @@ def _verify(request: VerifyRequest, context: JobContext) -> tuple[Report, LayerG
     verifier, settings, report = TokensVerifier(request, context.report), request.request, context.report
     samples = verifier.inputs.samples(settings.inputs)
     compared = _compare_prompts(verifier, samples, report, has_corners=settings.corners)
-    report(Phase("compare greedy tokens"))
-    task = _greedy(verifier, samples)
+    task = _greedy(verifier, samples, report)
     corners = [*compared.corners, *_calls(verifier, samples, report, has_corners=settings.corners)]
     perplexity = _perplexity(verifier, Path(settings.text), report) if settings.text else None
     prompts = [sample.prompt for sample in samples]
@@ -105,7 +104,8 @@ def _compare_prompts(
 ) -> _PromptsCompared:
     """Compare each prompt, prefilled at once, with the reference, and then with itself in pieces, if requested."""
     inputs, ranks = verifier.inputs, []
-    report(Phase(f"compare {inputs.encoded.replace('_', ' ')} and logits" if inputs.encoded else "compare logits"))
+    phase = f"compare {inputs.encoded.replace('_', ' ')} and logits" if inputs.encoded else "compare logits"
+    report(Phase(phase))
     encoded, logits, choices = (
         RowsCompared(verifier.limits),
         RowsCompared(verifier.limits),
@@ -115,7 +115,8 @@ def _compare_prompts(
     chunked = [sample for sample in samples if sample.soft is not None]
     chunked += [max(plain, key=lambda sample: len(sample.ids))] if plain else []
     corners: list[Corner] = []
-    for sample in samples:
+    for index, sample in enumerate(samples):
+        report(Progress(phase, index, len(samples)))
         if sample.soft is not None:
             encoded.add(*inputs.encode(sample))
         (ours,), theirs = verifier.stepper.read([sample.prompt]), inputs.reference.logits(sample.ids, sample.media)
@@ -141,10 +142,12 @@ def _calls(
     return corners
 
 
-def _greedy(verifier: TokensVerifier, samples: Sequence[TokenSample]) -> Agreement:
+def _greedy(verifier: TokensVerifier, samples: Sequence[TokenSample], report: Listener) -> Agreement:
     """Compare greedy answers of the engine's own network with transformers', as text if there is a tokenizer."""
+    report(Phase("compare greedy tokens"))
     stepper, stop, answers = verifier.engine_stepper(), verifier.inputs.stop, []
-    for sample in samples:
+    for index, sample in enumerate(samples):
+        report(Progress("compare greedy tokens", index, len(samples)))
         count = min(NEW_TOKENS, llm_options(verifier.config).max_sequence_length - len(sample.ids))
         ours = stepper.greedy(sample.ids, count, stop, sample.soft)
         theirs = verifier.inputs.reference.greedy(sample.ids, count, stop, sample.media)
