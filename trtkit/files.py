@@ -23,6 +23,8 @@ MANIFEST = "manifest.json"
 """What makes a folder a bundle."""
 QUANTIZED = "quantized"
 """The folder in a bundle of the checkpoint that the build quantized."""
+CASTS = "autocast"
+"""The folder in the cache of models that ModelOpt's AutoCast has converted."""
 _MOST_REMEMBERED = 4096
 _DIGESTS, _LARGE_BYTES, _SETTLED_NS = "digests.json", 4 << 20, 50_000_000
 _SCRATCH, _SCRATCH_AGE_S = "trtkit-scratch-", 60.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,15 +16,19 @@ from tests.support.models import classifier, save
 from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle, write_json
 from trtkit.config.load import load_config
+from trtkit.errors import TrtkitError
 from trtkit.files import MANIFEST, sha256_of
-from trtkit.jobs.runner import new_runner
-from trtkit.verification.jobs import COMPARE_NETWORKS, NetworksRequest
+from trtkit.jobs.events import Event, Progress
+from trtkit.jobs.runner import InlineRunner, new_runner
+from trtkit.verification.jobs import COMPARE_NETWORKS, NetworksRequest, VerifySettings
+from trtkit.verification.verify import verify_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from tests.conftest import Ran
+    from trtkit.jobs.job import Job, Request, Result
     from trtkit.verification.report import BundleNetwork
 
 pytestmark = pytest.mark.usefixtures("one_export")
@@ -148,6 +153,46 @@ def test_the_networks_of_a_bundle_as_it_was_built_are_equal(kind: str, bundles: 
     assert [(network.stage, network.rank) for network in networks] == places
     assert all(network.is_held and network.passed for network in networks)
     assert len(networks) == {"ranks": 2, "hybrid": 3}.get(kind, 1)
+
+
+@dataclass(frozen=True)
+class Noted(InlineRunner):
+    """Does jobs, and notes their names. dies_after_verdict: the job that verifies gives its verdict, then fails."""
+
+    names: list[str] = field(default_factory=list)
+    dies_after_verdict: bool = False
+
+    def run(self, job: Job[Request, Result], request: Request) -> Result:
+        self.names.append(job.name)
+        result = super().run(job, request)
+        if not (self.dies_after_verdict and job.name == "verify"):
+            return result
+        raise TrtkitError("the process ended by SIGKILL")
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_process_that_verifies_compares_the_bundles_networks(
+    kind: str, bundles: Callable[[str], Path], tmp_path: Path
+) -> None:
+    events: list[Event] = []
+    layers, runner = Layers(bundles(kind), kind, tmp_path / "m"), Noted(events.append)
+    layer, _ = no_layer(layers)
+    report = verify_bundle(open_bundle(layers.save()), VerifySettings(corners=False), runner)
+    assert [network.layer for network in report.networks if not network.passed] == [layer]
+    assert not report.passed
+    assert runner.names == (["verify"] if kind == "vision" else ["digest", "verify"])
+    if kind in ("decoder", "ranks"):
+        totals = {event.name: event.total for event in events if isinstance(event, Progress)}
+        assert totals["compare logits"] == totals["compare greedy tokens"] == len(report.samples)
+
+
+def test_networks_are_compared_though_the_process_that_verified_died_at_them(
+    bundles: Callable[[str], Path],
+) -> None:
+    runner = Noted(dies_after_verdict=True)
+    report = verify_bundle(open_bundle(bundles("vision")), VerifySettings(corners=False), runner)
+    assert runner.names == ["verify", "compare_networks"]
+    assert (report.passed, report.layers_problem, len(report.networks)) == (True, "", 1)
 
 
 @pytest.mark.parametrize("kind", ["vision", "decoder"])

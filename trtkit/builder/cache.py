@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.bundle.bundle import is_bundle, open_bundle
 from trtkit.errors import BundleError
-from trtkit.files import cache_folder, named_digest, remove_tree
+from trtkit.files import CASTS, cache_folder, named_digest, remove_tree
 from trtkit.models.registry import outside_digest
 from trtkit.network.custom_op import trtkits_ops_digest, user_ops_digest
 from trtkit.version import __version__
@@ -136,9 +136,9 @@ def cached_bundles() -> list[Path]:
 
 
 def clear_cache() -> None:
-    """Remove everything that is cached: bundles, what runtimes keep of their engines, digests. Raises BundleError."""
+    """Remove all that is cached: bundles, AutoCast's models, what runtimes keep, digests. Raises BundleError."""
     try:
-        for name in ("bundles", "runtime"):
+        for name in ("bundles", "runtime", CASTS):
             if (cache_folder() / name).is_dir():
                 shutil.rmtree(cache_folder() / name)
         for memory in cache_folder().glob("*.json"):

@@ -18,10 +18,8 @@ from trtkit.network.onnx.facts import widest_rounding
 from trtkit.network.onnx.io import OnnxTensorSpec
 from trtkit.network.onnx.quantize import likely_method
 from trtkit.quantization_methods import METHODS
-from trtkit.runtime.model import open_model
 from trtkit.sources import package_file
 from trtkit.sources.onnx_file import read_graph
-from trtkit.verification.subject import tolerance_of
 from trtkit.verification.verify import verify_bundle
 
 if TYPE_CHECKING:
@@ -105,6 +103,8 @@ def _vision_requests(bundle: Bundle, answer: ImageAnswer | None, there: list[Kno
     image = None if answer is None else _sample_image(bundle)
     if tensors and image is None:
         return there
+    from trtkit.runtime.model import open_model
+
     model = open_model(bundle.path, "auto")
     requests = tensors or [_tensor_request(model, _smallest_shapes(bundle))]
     if answer is not None and image is not None:
@@ -129,6 +129,8 @@ def _tensor_request(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Know
 
 def _tolerance(bundle: Bundle) -> float:
     """Return how far another runtime may be off: it rounds where this one does, but from sums in another order."""
+    from trtkit.verification.subject import tolerance_of
+
     manifest, config = bundle.manifest, bundle.manifest.config
     if config.verify.max_relative_rms_error is not None:
         return config.verify.max_relative_rms_error

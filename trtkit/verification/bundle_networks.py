@@ -13,7 +13,7 @@ from trtkit.builder.decoders import open_decoder
 from trtkit.builder.hybrids import open_hybrid
 from trtkit.builder.stages import bundle_stages
 from trtkit.bundle.bundle import open_bundle
-from trtkit.jobs.events import Progress
+from trtkit.jobs.events import Progress, Verdict
 from trtkit.llm.execution import decoder_network
 from trtkit.llm.execution.embeddings import bundle_embeddings
 from trtkit.llm.execution.network import speculator_network
@@ -22,23 +22,41 @@ from trtkit.network.layer_graph import MISSING
 from trtkit.resolve import resolve
 from trtkit.runtime.stages import stage_layers
 from trtkit.sources.digest import digest_model
+from trtkit.verification.jobs import NetworksRequest
 from trtkit.verification.report import BundleNetwork, BundleNetworks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from trtkit.builder.decoders import OpenedDecoder
     from trtkit.builder.hybrids import OpenedHybrid
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.job import JobContext
     from trtkit.network.layer_graph import Bytes, LayerGraph, LayerNode, LayerWeights, TensorSpec
-    from trtkit.verification.jobs import NetworksRequest
+    from trtkit.verification.report import Report
 
 
-def compare_networks(request: NetworksRequest, context: JobContext) -> BundleNetworks:
+def with_networks(
+    report: Report, folder: Path | None, context: JobContext, decoder: LayerGraph | None = None
+) -> Report:
+    """Return a report with the comparison of the networks in the bundle `folder`; it passes only if they are equal.
+
+    The report as it is stands if this fails. decoder: the layers of its language model, if they have been written.
+    """
+    if folder is None:
+        return report
+    context.report(Verdict(report))
+    networks = compare_networks(NetworksRequest(folder), context, decoder).networks
+    return replace(report, networks=networks, passed=report.passed and all(network.passed for network in networks))
+
+
+def compare_networks(
+    request: NetworksRequest, context: JobContext, decoder: LayerGraph | None = None
+) -> BundleNetworks:
     """Compare each stage's network of each rank. Raises BundleError for files that have changed or cannot be read."""
     bundle = open_bundle(request.bundle)
-    written = _WrittenNetworks(bundle)
+    written = _WrittenNetworks(bundle, decoder)
     ranks = [(stage.name, rank) for stage in bundle.manifest.stages for rank in range(len(stage.networks))]
     networks = []
     for index, (stage, rank) in enumerate(ranks):
@@ -61,16 +79,19 @@ def _compared(bundle: Bundle, written: _WrittenNetworks, stage: str, rank: int) 
 class _WrittenNetworks:
     """The layers that a build writes of a bundle's stages: parsed from its ONNX files, or of its source, opened once.
 
-    Raises BundleError if the source has changed.
+    decoder_layers: of a decoder of one rank, if they have been written. Raises BundleError if the source has changed.
     """
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, decoder_layers: LayerGraph | None) -> None:
         self._bundle, self._backend = bundle, load_backend(bundle.manifest.backend.name)
+        self._decoder_layers = decoder_layers
         self._stages = {stage.name: stage for stage in bundle_stages(bundle)}
 
     def layers(self, name: str, rank: int) -> LayerGraph:
         """Return the layers of a stage and rank."""
         stage = self._stages[name]
+        if stage.writer == "decoder" and self._decoder_layers is not None:
+            return self._decoder_layers
         if stage.writer == "decoder":
             decoder, embeddings = replace(self._decoder, rank=rank), bundle_embeddings(self._bundle.path)
             return decoder_network(self._backend, decoder, embeddings=embeddings).layers

@@ -14,6 +14,7 @@ from trtkit.inputs.samples import Sample, random_sample, wrapped_sample
 from trtkit.jobs.events import Phase, Progress, Verdict
 from trtkit.network.onnx.folding import aliases_of_file
 from trtkit.verification.answers import agreement, named
+from trtkit.verification.bundle_networks import with_networks
 from trtkit.verification.compare import worst
 from trtkit.verification.corners import Shapes, corner_shapes
 from trtkit.verification.pictures import compared_pictures
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 
 
 def verify(request: VerifyRequest, context: JobContext) -> Report:
+    """Compare a model with its reference, then the networks of the bundle that it is in, if it is in one."""
+    return with_networks(_verify(request, context), request.bundle, context)
+
+
+def _verify(request: VerifyRequest, context: JobContext) -> Report:
     """Compare outputs on samples and profile corners, parts, and every layer if requested."""
     verifier = Verifier(request, context.report)
     samples = verifier.samples(request.request.inputs)

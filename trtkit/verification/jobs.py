@@ -49,7 +49,7 @@ class VerifyRequest:
     quantized: the checkpoint that was made of the config's source. images: of a vision-language model. encoder: of an
     encoder-decoder model. traits: what images need of the language model.
     engines: to compare on a GPU. digests: of the source files at the build of a bundle; None if the source has
-    just been read. labels: names of classes.
+    just been read. labels: names of classes. bundle: whose own networks are compared with the written ones, too.
     """
 
     config: ModelConfig
@@ -64,6 +64,7 @@ class VerifyRequest:
     engines: tuple[PlanFile, ...] = ()
     digests: tuple[str, ...] | None = None
     labels: tuple[str, ...] = ()
+    bundle: Path | None = None
 
     @property
     def trusts_source(self) -> bool:

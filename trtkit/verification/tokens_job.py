@@ -13,6 +13,7 @@ from trtkit.builder.decoders import llm_options
 from trtkit.jobs.events import Phase, Progress, Verdict
 from trtkit.llm.execution import Call
 from trtkit.llm.soft_tokens import pieces
+from trtkit.verification.bundle_networks import with_networks
 from trtkit.verification.layers import layer_errors
 from trtkit.verification.logits import ChoicesCompared, RowsCompared, compare_engine, compare_rows
 from trtkit.verification.perplexity import mean_loss, windows
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import JobContext
+    from trtkit.network.layer_graph import LayerGraph
     from trtkit.verification.jobs import VerifyRequest
     from trtkit.verification.report import Corner, LayerError, Output
     from trtkit.verification.tokens_inputs import TokenSample
@@ -38,12 +40,20 @@ _MAX_PERPLEXITY_CHANGE = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 2e-2}
 
 
 def verify(request: VerifyRequest, context: JobContext) -> Report:
-    """Compare outputs, greedy tokens and kinds of calls and, if requested, perplexity and every layer."""
+    """Compare a model with its reference, then the networks of the bundle that it is in, if it is in one."""
+    report, decoder = _verify(request, context)
+    return with_networks(report, request.bundle, context, decoder)
+
+
+def _verify(request: VerifyRequest, context: JobContext) -> tuple[Report, LayerGraph | None]:
+    """Compare outputs, greedy tokens and kinds of calls and, if requested, perplexity and every layer.
+
+    The layers are those that a build writes of the decoder; None if they are not the ones that were verified.
+    """
     verifier, settings, report = TokensVerifier(request, context.report), request.request, context.report
     samples = verifier.inputs.samples(settings.inputs)
     compared = _compare_prompts(verifier, samples, report, has_corners=settings.corners)
-    report(Phase("compare greedy tokens"))
-    task = _greedy(verifier, samples)
+    task = _greedy(verifier, samples, report)
     corners = [*compared.corners, *_calls(verifier, samples, report, has_corners=settings.corners)]
     perplexity = _perplexity(verifier, Path(settings.text), report) if settings.text else None
     prompts = [sample.prompt for sample in samples]
@@ -74,7 +84,7 @@ def verify(request: VerifyRequest, context: JobContext) -> Report:
     if settings.wants_layers(passed=result.passed):
         report(Verdict(result))
         result = replace(result, layers=_layers(verifier, samples[0], report))
-    return result
+    return result, verifier.network.layers if verifier.is_engine_network else None
 
 
 @dataclass(frozen=True)
@@ -94,7 +104,8 @@ def _compare_prompts(
 ) -> _PromptsCompared:
     """Compare each prompt, prefilled at once, with the reference, and then with itself in pieces, if requested."""
     inputs, ranks = verifier.inputs, []
-    report(Phase(f"compare {inputs.encoded.replace('_', ' ')} and logits" if inputs.encoded else "compare logits"))
+    phase = f"compare {inputs.encoded.replace('_', ' ')} and logits" if inputs.encoded else "compare logits"
+    report(Phase(phase))
     encoded, logits, choices = (
         RowsCompared(verifier.limits),
         RowsCompared(verifier.limits),
@@ -104,7 +115,8 @@ def _compare_prompts(
     chunked = [sample for sample in samples if sample.soft is not None]
     chunked += [max(plain, key=lambda sample: len(sample.ids))] if plain else []
     corners: list[Corner] = []
-    for sample in samples:
+    for index, sample in enumerate(samples):
+        report(Progress(phase, index, len(samples)))
         if sample.soft is not None:
             encoded.add(*inputs.encode(sample))
         (ours,), theirs = verifier.stepper.read([sample.prompt]), inputs.reference.logits(sample.ids, sample.media)
@@ -130,10 +142,12 @@ def _calls(
     return corners
 
 
-def _greedy(verifier: TokensVerifier, samples: Sequence[TokenSample]) -> Agreement:
+def _greedy(verifier: TokensVerifier, samples: Sequence[TokenSample], report: Listener) -> Agreement:
     """Compare greedy answers of the engine's own network with transformers', as text if there is a tokenizer."""
+    report(Phase("compare greedy tokens"))
     stepper, stop, answers = verifier.engine_stepper(), verifier.inputs.stop, []
-    for sample in samples:
+    for index, sample in enumerate(samples):
+        report(Progress("compare greedy tokens", index, len(samples)))
         count = min(NEW_TOKENS, llm_options(verifier.config).max_sequence_length - len(sample.ids))
         ours = stepper.greedy(sample.ids, count, stop, sample.soft)
         theirs = verifier.inputs.reference.greedy(sample.ids, count, stop, sample.media)

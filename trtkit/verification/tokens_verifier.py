@@ -102,10 +102,15 @@ class TokensVerifier:
         """Whether the engine gives logits of every token: a packed one, of those that a call names."""
         return self.opened.is_packed or llm_options(self.config).logits == "all"
 
+    @property
+    def is_engine_network(self) -> bool:
+        """Whether `network` is the one that a build writes."""
+        return self._gives_all_logits and self.ranks is None
+
     @cached_property
     def engine_network(self) -> DecoderNetwork:
         """The network exactly as the engine of one rank has it: its own kind of logits."""
-        if self._gives_all_logits and self.ranks is None:
+        if self.is_engine_network:
             return self.network
         return decoder_network(self.backend, self.opened)
 

@@ -89,8 +89,11 @@ def verify_bundle(bundle: Bundle, request: VerifySettings, runner: Runner) -> Re
         engines=plan_files(bundle),
         digests=tuple(file.sha256 for file in manifest.sources),
         labels=manifest.labels,
+        bundle=bundle.path,
     )
-    report = with_networks(run_job(job_request, runner), bundle, runner)
+    report = run_job(job_request, runner)
+    if not report.networks:  # the process died after its verdict
+        report = with_networks(report, bundle, runner)
     write_json(bundle.path / MANIFEST, manifest.model_copy(update={"verify": _record(report)}).model_dump(mode="json"))
     return report
 
@@ -102,7 +105,10 @@ def with_networks(report: Report, bundle: Bundle, runner: Runner) -> Report:
 
 
 def run_job(request: VerifyRequest, runner: Runner) -> Report:
-    """Run a job that verifies. Its verdict stands even if it then fails while it compares layers, as for memory."""
+    """Run a job that verifies. Its verdict stands even if it then fails while it compares layers, as for memory.
+
+    So it does without networks if it fails at them.
+    """
     verdict: Report | None = None
 
     def take(event: Event) -> None:
@@ -119,6 +125,8 @@ def run_job(request: VerifyRequest, runner: Runner) -> Report:
     except TrtkitError as error:
         if verdict is None:
             raise
+        if verdict.layers or not request.request.wants_layers(passed=verdict.passed):
+            return verdict
         return replace(verdict, layers_problem=f"layers could not be compared: {error.what}")
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from tests.support.models import classifier
 from trtkit.config.load import shipped_configs
+from trtkit.files import CASTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,8 +72,10 @@ def test_the_cache_is_emptied_once_the_user_agrees(
     monkeypatch.setattr("click.termui.visible_prompt_func", lambda _text: "n")
     assert trtkit("list", "--clean").code == 130
     assert list((own_cache / "bundles").iterdir())
+    (own_cache / CASTS).mkdir()
+    (own_cache / CASTS / "kept").write_bytes(b"a model that AutoCast converted")
     removed = json.loads(trtkit("list", "--clean", "--yes", "--json").out)["removed"]
     assert removed["bundles"] == 1
-    assert not (own_cache / "bundles").exists()
+    assert not any((own_cache / name).exists() for name in ("bundles", CASTS))
     assert (workspace / "bundles/tiny/manifest.json").is_file()
     assert trtkit("list", "--clean", "--yes").out == "removed 0 bundles, 0 B\n"

@@ -160,3 +160,17 @@ def test_reader_that_leaves_early_is_no_fault() -> None:
         f"{sys.executable} -c '{TRTKIT[2]}' --help | head -c 1", shell=True, capture_output=True, text=True, check=True
     )
     assert (done.stdout, done.stderr) == ("U", "")
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        "trtkit.deployment.make_known, trtkit.verification.verify",
+        "trtkit.planning.plan, trtkit.planning.count_decoder",
+        "trtkit.simulation.fleet, trtkit.simulation.search",
+    ],
+)
+def test_the_processes_of_verify_plan_and_simulate_leave_torch_to_those_that_compute(modules: str) -> None:
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"

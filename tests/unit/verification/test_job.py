@@ -109,6 +109,8 @@ def test_a_verdict_survives_what_kills_the_comparison_of_layers() -> None:
     report = run_job(VerifyRequest(config, "tensorrt_rtx", VerifySettings(), (stage,)), Killed())
     problem = "layers could not be compared: the process ended by SIGKILL"
     assert report == replace(VERDICT, layers_problem=problem)
+    unwanted = run_job(VerifyRequest(config, "tensorrt_rtx", VerifySettings(layers=False), (stage,)), Killed())
+    assert unwanted == VERDICT
 
 
 def test_constants_that_are_not_the_networks_are_caught(tmp_path: Path) -> None:

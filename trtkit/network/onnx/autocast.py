@@ -1,19 +1,27 @@
 """Write precision into an ONNX model: TensorRT 11 and RTX take the network's types as they stand."""
 
+import contextlib
 import difflib
 import fnmatch
+import hashlib
+import importlib.metadata
+import json
 import math
+import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper
 
+from trtkit.arrays import Arrays
 from trtkit.dtypes import dtype_of, from_onnx
 from trtkit.errors import ConfigError, Problem
+from trtkit.files import CASTS, cache_folder, replace_file, sha256_of
 from trtkit.network.custom_op import DOMAIN
 from trtkit.network.onnx.care import all_nodes, opset_of
 from trtkit.network.onnx.function import placed
@@ -54,29 +62,98 @@ def cast_to(
     holds every tensor at once, and is left out where they are too large together. Returns the model and what was done.
     """
     import onnx
-    from modelopt.onnx.autocast import convert_to_mixed_precision
 
     unmeasured = _why_unmeasured(model, shapes)
     original, model = model, _copy(model)
     inside = open_calls(model)  # written for the types that are given, they keep these
     if precision == "bf16":
         model = _lifted_for_bf16(model)
-    source, data = folder / "before-cast.onnx", folder / "calibration.npz"
+    source = folder / "before-cast.onnx"
     onnx.save(model, str(source))
-    np.savez(data, allow_pickle=False, **random_inputs(model, shapes))
-    cast: onnx.ModelProto = convert_to_mixed_precision(
-        str(source),
-        low_precision_type=precision,
-        nodes_to_exclude=[f"^{re.escape(name)}$" for name in (*keep, *inside)],
-        keep_io_types=True,
-        calibration_data=str(data),
+    options: dict[str, Any] = {
+        "low_precision_type": precision,
+        "nodes_to_exclude": [f"^{re.escape(name)}$" for name in (*keep, *inside)],
+        "keep_io_types": True,
         **({"data_max": np.inf} if unmeasured else {}),
-    )
+    }
+    cast = _converted(source, random_inputs(model, shapes), options)
     close_calls(cast, original)
     del cast.metadata_props[:]
     cast.metadata_props.extend(model.metadata_props)  # AutoCast drops them; text recognizers keep their alphabet there
     words = f"; ranges not measured: {unmeasured}" if unmeasured else ""
     return cast, f"{precision} by AutoCast: {_computed_types(cast, precision)}{words}"
+
+
+# Packages that AutoCast's result follows from.
+_TOOLS = (
+    "nvidia-modelopt", "numpy", "onnx", "onnx-graphsurgeon", "onnxconverter-common", "onnxruntime", "onnxruntime-gpu",
+    "onnxscript", "onnxslim", "polygraphy",
+)  # fmt: skip
+# Results of larger models are not kept: AutoCast's fixed costs are a small part of what they take.
+_LARGEST_KEPT_BYTES = 256 << 20
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_MOST_KEPT_BYTES = 2 << 30
+
+
+def _converted(source: Path, inputs: Arrays, options: Mapping[str, Any]) -> onnx.ModelProto:
+    """Return AutoCast's result, kept by a digest of all that it follows from: half of its time is importing ModelOpt.
+
+    inputs: what value ranges are measured on.
+    """
+    import onnx
+
+    is_small = source.stat().st_size <= _LARGEST_KEPT_BYTES
+    path = cache_folder() / CASTS / _cast_key(source, inputs, options) if is_small else None
+    if path is not None and (kept := _kept(path)) is not None:
+        return onnx.load_model_from_string(kept)
+    from modelopt.onnx.autocast import convert_to_mixed_precision
+
+    data = source.with_name("calibration.npz")
+    np.savez(data, allow_pickle=False, **inputs)
+    cast: onnx.ModelProto = convert_to_mixed_precision(str(source), calibration_data=str(data), **options)
+    if path is not None:
+        _keep(path, cast.SerializeToString())
+    return cast
+
+
+def _cast_key(source: Path, inputs: Arrays, options: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a model's file, inputs, options, and the versions of the packages at work."""
+    versions = {}
+    for name in _TOOLS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    facts = [sha256_of(source), dict(options), versions]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for name, array in inputs.items():
+        digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()
+
+
+def _kept(path: Path) -> bytes | None:
+    """Return what was kept at `path`; None if nothing was, or if it is damaged."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):  # a cache that others share may be read-only
+        os.utime(path)
+    digest, data = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+    return data if hashlib.sha256(data).digest() == digest else None
+
+
+def _keep(path: Path, data: bytes) -> None:
+    """Keep `data` at `path` after its digest, and drop what was used least recently beyond the limit.
+
+    A full or read-only cache is not a fault of the build and passes; so does a file that another process drops.
+    """
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(path, hashlib.sha256(data).digest() + data)
+        size = 0
+        for file in sorted(path.parent.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True):
+            size += file.stat().st_size
+            if size > _MOST_KEPT_BYTES:
+                file.unlink()
 
 
 def _computed_types(model: onnx.ModelProto, precision: str) -> str:

@@ -25,6 +25,8 @@ def convolution(layer: Layer) -> Lowered:
     groups, maps = layer.number("num_groups"), layer.number("num_output_maps")
     convolve = _CONVOLVE[len(window.size)]
     kernel, bias = _parameters(layer, (maps, -1, *window.size))
+    if kernel is not None and kernel.dim() == 4:  # outputs, too, are channels last, which oneDNN need not reorder
+        kernel = kernel.contiguous(memory_format=torch.channels_last)
 
     def apply(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         if window.is_symmetric:

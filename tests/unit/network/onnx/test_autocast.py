@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+from typing import TYPE_CHECKING
+
 import numpy as np
 import onnx
 import onnx.reference
@@ -8,8 +11,13 @@ from onnx import helper
 
 from tests.support import models
 from trtkit.errors import ConfigError
-from trtkit.network.onnx.autocast import cast_io, random_inputs, select_nodes
+from trtkit.files import CASTS
+from trtkit.network.onnx import autocast
+from trtkit.network.onnx.autocast import cast_io, cast_to, random_inputs, select_nodes
 from trtkit.network.onnx.io import graph_inputs, graph_outputs
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -75,3 +83,48 @@ def test_random_inputs_are_the_same_every_time_and_of_their_types() -> None:
     }
     assert set(first["ids"].flat) <= {0, 1}
     assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+SHAPES = {"images": (2, 3, 16, 16)}
+
+
+def test_a_model_is_converted_once_by_all_that_its_conversion_follows_from(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import modelopt.onnx.autocast as modelopt
+
+    calls, convert = [], modelopt.convert_to_mixed_precision
+    monkeypatch.setattr(
+        modelopt, "convert_to_mixed_precision", lambda *args, **keys: calls.append(1) or convert(*args, **keys)
+    )
+
+    def cast(precision: str = "fp16", keep: tuple[str, ...] = (), shapes: dict[str, tuple[int, ...]] = SHAPES) -> bytes:
+        return cast_to(models.classifier(), precision, keep, shapes, tmp_path)[0].SerializeToString(deterministic=True)
+
+    first = cast()
+    (kept,) = (own_cache / CASTS).iterdir()
+    assert (cast(), len(calls)) == (first, 1)
+    node = models.classifier().graph.node[0].name
+    others = [cast("bf16"), cast(keep=(node,)), cast(shapes={"images": (1, 3, 16, 16)})]
+    assert (len(calls), len(set(others[:2]) - {first})) == (4, 2)
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert (cast(), len(calls)) == (first, 5)
+
+
+def test_what_was_used_least_recently_is_dropped_beyond_the_limit(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autocast, "_MOST_KEPT_BYTES", 150)
+    paths = [own_cache / CASTS / name for name in "abc"]
+    for age, path in zip((3, 2, 1), paths, strict=True):
+        autocast._keep(path, bytes(32))  # 64 bytes with its digest
+        os.utime(path, (age * -100 + 1e9,) * 2)
+        if path.name == "b":
+            assert autocast._kept(paths[0]) == bytes(32)  # used now
+    assert [path.name for path in sorted((own_cache / CASTS).iterdir())] == ["a", "c"]
+
+
+def test_a_cache_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    autocast._keep(tmp_path / "file" / "a", b"data")
+    assert autocast._kept(tmp_path / "file" / "a") is None
