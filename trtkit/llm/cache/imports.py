@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trtkit.llm.cache.held_blocks import ChangeLog, chain, contents
+
 if TYPE_CHECKING:
+    from trtkit.llm.cache.held_blocks import Block
     from trtkit.llm.execution import SavedSequence
     from trtkit.llm.sequences import Ints
 
 
 class Imports:
-    """At most `most_bytes` of them; the oldest give way. What is lost is computed again."""
+    """At most `most_bytes` of them; the oldest give way. What is lost is computed again.
 
-    def __init__(self, most_bytes: int) -> None:
+    changes: what is kept, in blocks of block_tokens.
+    """
+
+    def __init__(self, most_bytes: int, block_tokens: int = 16) -> None:
         self._most_bytes, self.size_bytes = most_bytes, 0
         self._saved: dict[bytes, tuple[Ints, SavedSequence]] = {}
+        self._block_tokens = block_tokens
+        self.changes = ChangeLog(lambda: ((key, self._blocks(ids)) for key, (ids, _) in self._saved.items()))
 
     def __len__(self) -> int:
         return len(self._saved)
@@ -29,6 +37,7 @@ class Imports:
             self._remove(next(iter(self._saved)))
         self._saved[ids.tobytes()] = ids, saved
         self.size_bytes += size
+        self.changes.note_held(ids.tobytes(), lambda: self._blocks(ids))
         return True
 
     def take(self, prompt: Ints, least: int, *, is_whole: bool = False) -> tuple[SavedSequence, int] | None:
@@ -53,6 +62,10 @@ class Imports:
     def _remove(self, key: bytes) -> None:
         if key in self._saved:
             self.size_bytes -= self._saved.pop(key)[1].data.nbytes
+            self.changes.note_lost(key)
+
+    def _blocks(self, ids: Ints) -> list[Block]:
+        return chain(contents(ids, self._block_tokens))
 
 
 def _common(one: Ints, other: Ints) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from trtkit.llm.cache.held_blocks import SlotBlocks
 from trtkit.llm.cache.host.tier import HostTier
 from trtkit.llm.cache.imports import Imports
 from trtkit.llm.cache.prefetch import Prefetches
@@ -21,6 +22,7 @@ from trtkit.llm.sequences import UNKNOWN, keyed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from trtkit.llm.cache.held_blocks import Change
     from trtkit.llm.cache.host.blocks import Arrival
     from trtkit.llm.cache.host.tier import HostPrefix
     from trtkit.llm.cache.transfers import CacheLayout, Transfer
@@ -76,8 +78,9 @@ class PrefixStore:
         self._statistics, self._transfers = statistics, transfers
         self.pages = layout.pages
         self.finds_by_content = layout.pages is not None and not layout.has_slot_memory
-        self.imports = Imports(options.most_imported_bytes)
         self.host = HostTier(layout, slots, options, costs, transfers, clock)
+        self.imports = Imports(options.most_imported_bytes, self.host.block_tokens)
+        self._slot_blocks = SlotBlocks(slots, self.host.block_tokens)
         self.is_loading: Bools = np.zeros(options.slots, np.bool_)
         self._arrivals: dict[int, Arrival] = {}
         loads_ahead = self.finds_by_content and self.host.link.is_background
@@ -199,6 +202,16 @@ class PrefixStore:
             unknown = (ids == UNKNOWN).nonzero()[0]
             ids = sequences.keyed(slot, ids[: unknown[0]] if unknown.size else ids)
             self.pages.register(slot, ids, sequences.soft.get(slot))
+
+    def changes(self) -> Iterator[Change]:
+        """Yield what all tiers have come to hold and have lost since the last call; the first time, all they hold."""
+        if self.pages is not None and self.finds_by_content:
+            self.register_running()
+            yield from self.pages.tree.changes.take()
+        else:
+            yield from self._slot_blocks.changes()
+        yield from self.imports.changes.take()
+        yield from self.host.changes()
 
     def register_running(self) -> None:
         """Let other requests find what those that run have cached."""

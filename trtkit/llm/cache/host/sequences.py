@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from trtkit.llm.cache.held_blocks import ChangeLog, chain, contents, digest
 from trtkit.llm.cache.host.link import CopyRate
 from trtkit.llm.cache.host.store import HostStore
 from trtkit.llm.cache.transfers import DropSequence
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trtkit.arrays import Array
+    from trtkit.llm.cache.held_blocks import Block
     from trtkit.llm.cache.host.files import FileTier
     from trtkit.llm.cache.transfers import Transfer
     from trtkit.llm.execution import SavedSequence
@@ -23,18 +24,24 @@ if TYPE_CHECKING:
 
 
 class KeptSequence(NamedTuple):
-    """What the host keeps under a number. is_from_file: whether it was read now."""
+    """What the host keeps under a number. ids: the tokens. is_from_file: whether it was read now."""
 
     number: int
-    tokens: int
+    ids: Ints
     is_from_file: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it has."""
+        return len(self.ids)
 
 
 class SequenceTier:
     """Saved sequences of at most `limit_bytes`, by their tokens. What gives way is appended to `transfers` as dropped.
 
     files: where they are written too. of_bytes: makes a sequence of so many tokens of bytes, None if they do not fit.
-    data: of each number, as soon as it is saved or read; numbers are used once.
+    data: of each number, as soon as it is saved or read; numbers are used once. changes: the sequences that are kept,
+    in blocks of block_tokens.
     """
 
     def __init__(
@@ -43,7 +50,9 @@ class SequenceTier:
         files: FileTier | None,
         of_bytes: Callable[[int, Array], SavedSequence | None],
         transfers: list[Transfer],
+        block_tokens: int,
     ) -> None:
+        self._block_tokens = block_tokens
         self._lengths: Counter[int] = Counter()
         self._files, self._of_bytes, self._transfers = files, of_bytes, transfers
         self.rate = CopyRate()
@@ -51,10 +60,11 @@ class SequenceTier:
         self.data: dict[int, SavedSequence] = {}
         self._numbers = 0
         self._unwritten: dict[int, bytes] = {}
+        self.changes = ChangeLog(lambda: ((key, self._blocks(kept.ids)) for key, kept in self.store.items()))
 
     def key(self, ids: Ints) -> bytes:
         """Return the key of a sequence."""
-        return blake2b(ids.tobytes(), digest_size=32).digest()
+        return digest(ids.tobytes())
 
     def number(self, saved: SavedSequence | None = None) -> int:
         """Return a number for a sequence that has been saved, or will be."""
@@ -63,14 +73,14 @@ class SequenceTier:
             self.data[self._numbers] = saved
         return self._numbers
 
-    def add(self, key: bytes, tokens: int, size_bytes: int) -> int | None:
-        """Keep a sequence that will be saved; return its number, or None if there is no room."""
+    def add(self, key: bytes, ids: Ints, size_bytes: int) -> int | None:
+        """Keep the sequence `ids`, which will be saved; return its number, or None if there is no room."""
         if not self.store.make_room(size_bytes):
             return None
         number = self.number()
-        self._put(key, KeptSequence(number, tokens), size_bytes)
+        self._put(key, KeptSequence(number, ids), size_bytes)
         if self._files is not None:
-            self._unwritten[number] = key
+            self._unwritten[number] = ids.tobytes()
         return number
 
     def note_saved(self, number: int, saved: SavedSequence) -> None:
@@ -94,7 +104,7 @@ class SequenceTier:
                 return self.store.get(key)
             saved = self._read(key, length) if length in in_files else None
             if saved is not None and self.store.make_room(saved.data.nbytes):
-                kept = KeptSequence(self.number(saved), length)
+                kept = KeptSequence(self.number(saved), ids[:length].copy())
                 self._put(key, kept, saved.data.nbytes)
                 return kept._replace(is_from_file=True)
         return None
@@ -104,11 +114,16 @@ class SequenceTier:
         data = None if self._files is None else self._files.read(key)
         return None if data is None else self._of_bytes(tokens, np.frombuffer(bytearray(data), np.uint8))
 
+    def _blocks(self, ids: Ints) -> list[Block]:
+        return chain(contents(ids, self._block_tokens))
+
     def _put(self, key: bytes, kept: KeptSequence, size_bytes: int) -> None:
         self.store.put(key, size_bytes, kept)
         self._lengths[kept.tokens] += 1
+        self.changes.note_held(key, lambda: self._blocks(kept.ids))
 
-    def _drop(self, _key: bytes, kept: KeptSequence) -> None:
+    def _drop(self, key: bytes, kept: KeptSequence) -> None:
+        self.changes.note_lost(key)
         self._transfers.append(DropSequence(kept.number))
         self._lengths[kept.tokens] -= 1
         if not self._lengths[kept.tokens]:
