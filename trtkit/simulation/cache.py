@@ -83,7 +83,7 @@ class SimulatedCache:
                 case LoadSequence(tokens=tokens):
                     self._clock.now_s += tokens * self._options.times.copy_s_per_token
                 case DropSequence(number):
-                    del host.sequences.data[number]
+                    del host.saved.data[number]
                 case _:
                     pass
 

@@ -178,7 +178,7 @@ class Replica:
         for request in self._arrived:
             if request.imported:
                 ids = request.ids[: request.imported]
-                self.scheduler.memory.prefixes.imports.add(ids, self._cache.saved(request.imported))
+                self.scheduler.memory.host.imports.put(ids, self._cache.saved(request.imported))
                 request.imported = 0
             self.scheduler.submit(request)
         self._arrived = []

@@ -33,3 +33,15 @@ def test_each_beginning_is_computed_once_where_the_router_knows_the_caches(kv: s
     alone = len(STEMS) * (LENGTH + ROUNDS)
     assert by_cache < 1.5 * alone
     assert in_turn > 1.9 * len(STEMS) * LENGTH
+
+
+@pytest.mark.slow
+def test_beginnings_that_only_the_host_still_has_are_found_there(tmp_path: Path) -> None:
+    """Two workers of three slots and ten beginnings: a slot has lost its tokens when the same beginning comes again."""
+    with serving(tiny_chat.build(tmp_path), replicas=2) as served:
+        client, before = served.client(), served.metric("prompt_tokens_total")
+        for count in range(3):
+            for stem in "abcdefghij":
+                client.completions.create(model=MODEL, prompt=stem * LENGTH + str(count), max_tokens=2, temperature=0)
+        assert served.metric("prompt_tokens_total") - before == 10 * LENGTH
+        assert served.metric("restored_tokens_total") > 10 * LENGTH

@@ -14,7 +14,6 @@ import numpy as np
 
 from trtkit.llm.cache.held_blocks import SlotBlocks
 from trtkit.llm.cache.host.tier import HostTier
-from trtkit.llm.cache.imports import Imports
 from trtkit.llm.cache.prefetch import Prefetches
 from trtkit.llm.cache.transfers import CopyTokens, DropSequence
 from trtkit.llm.sequences import UNKNOWN, keyed
@@ -79,7 +78,6 @@ class PrefixStore:
         self.pages = layout.pages
         self.finds_by_content = layout.pages is not None and not layout.has_slot_memory
         self.host = HostTier(layout, slots, options, costs, transfers, clock)
-        self.imports = Imports(options.most_imported_bytes, self.host.block_tokens)
         self._slot_blocks = SlotBlocks(slots, self.host.block_tokens)
         self.is_loading: Bools = np.zeros(options.slots, np.bool_)
         self._arrivals: dict[int, Arrival] = {}
@@ -90,7 +88,7 @@ class PrefixStore:
 
     def is_looked_up(self, request: Schedulable) -> bool:
         """Whether anything that is cached can be a request's."""
-        shares = self._options.shares_prefixes or request.metrics.preemptions > 0 or len(self.imports) > 0
+        shares = self._options.shares_prefixes or request.metrics.preemptions > 0 or len(self.host.imports) > 0
         return shares and not request.needs_whole_prompt
 
     def match(self, request: Schedulable) -> Match:
@@ -104,7 +102,7 @@ class PrefixStore:
             self._options.min_shared_tokens,
         )
         longer = max(common.tokens + 1, least)
-        imported = None if soft is not None else self.imports.take(ids, longer, is_whole=self._layout.has_states)
+        imported = None if soft is not None else self.host.imports.take(ids, longer, is_whole=self._layout.has_states)
         if imported is not None:
             return Match(imported[1], "import", imported=imported[0])
         on_host = self.host.find(ids, soft, common.tokens, longer)
@@ -135,7 +133,7 @@ class PrefixStore:
         elif match.common:
             self.copy(match.source, slot, 0, match.common)
         if match.imported is not None:
-            number = self.host.sequences.number(match.imported.first(match.tokens))
+            number = self.host.saved.number(match.imported.first(match.tokens))
             self.host.load_whole(slot, number, match.tokens)
             self._transfers.append(DropSequence(number))
             self._statistics.imported_tokens += match.tokens
@@ -210,7 +208,6 @@ class PrefixStore:
             yield from self.pages.tree.changes.take()
         else:
             yield from self._slot_blocks.changes()
-        yield from self.imports.changes.take()
         yield from self.host.changes()
 
     def register_running(self) -> None:

@@ -70,4 +70,4 @@ class Prefixes:
         if len(ids) < saved.tokens:
             what = f"{len(ids)} token ids are too few for {saved.tokens} cached tokens"
             raise ExecutionError(what, "KV cache", "give the ids of all cached tokens")
-        return self.store.imports.add(np.asarray(ids[: saved.tokens], np.int64), saved)
+        return self.store.host.imports.put(np.asarray(ids[: saved.tokens], np.int64), saved)

@@ -66,6 +66,13 @@ class HostStore(Generic[T]):
         self._entries[key] = _Entry(size_bytes, value)
         self.size_bytes += size_bytes
 
+    def pop(self, key: bytes) -> T:
+        """Return a value that is kept, and not retained, and keep it no longer."""
+        entry = self._entries.pop(key)
+        assert not entry.retained
+        self.size_bytes -= entry.size_bytes
+        return entry.value
+
     def touch(self, keys: Iterable[bytes]) -> None:
         """Note that blocks of a sequence are used; later ones give way before those that they follow."""
         for key in reversed(list(keys)):
@@ -93,6 +100,4 @@ class HostStore(Generic[T]):
         return key in self._entries and self._entries[key].retained > 0
 
     def _drop(self, key: bytes) -> None:
-        entry = self._entries.pop(key)
-        self.size_bytes -= entry.size_bytes
-        self._on_drop(key, entry.value)
+        self._on_drop(key, self.pop(key))

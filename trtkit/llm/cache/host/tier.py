@@ -11,7 +11,7 @@ import numpy as np
 
 from trtkit.jobs.json_form import to_json
 from trtkit.llm.cache.held_blocks import Change, block_of, chain, contents
-from trtkit.llm.cache.host import BlockTier, FileTier, SequenceTier
+from trtkit.llm.cache.host import BlockTier, FileTier, SavedSequences, SequenceTier
 from trtkit.llm.cache.host.link import Link
 from trtkit.llm.cache.transfers import LoadSequence, SaveSequence
 from trtkit.llm.sequences import UNKNOWN
@@ -56,7 +56,8 @@ class HostTier:
 
     It decides what is saved and loaded, and appends that to `transfers`; who carries them out has the memory. Its
     decisions depend on what earlier copies have taken, and on whether files are sound, which are read at once.
-    Raises RequestError for a folder that cannot be used. block_tokens: of each block.
+    Raises RequestError for a folder that cannot be used. block_tokens: of each block. imports: what other engines
+    computed, in memory of its own, until a prompt takes it.
     """
 
     def __init__(
@@ -80,7 +81,9 @@ class HostTier:
         self.link = Link(clock, is_background=options.copies_in_background)
         self.blocks = BlockTier(tokens, size, limit_bytes, self.files, transfers, self.link) if has_blocks else None
         most_bytes = limit_bytes if cache.has_states else 0
-        self.sequences = SequenceTier(most_bytes, self.files, self._of_bytes, transfers, tokens)
+        self.saved = SavedSequences()
+        self.sequences = SequenceTier(most_bytes, self.saved, transfers, tokens, self.files, self._of_bytes)
+        self.imports = SequenceTier(options.most_imported_bytes, self.saved, transfers, tokens)
         if cache.pages is not None and self.blocks is not None:
             cache.pages.on_evict = self._keep_pages
             if self.link.is_background:
@@ -90,6 +93,7 @@ class HostTier:
 
     def changes(self) -> Iterator[Change]:
         """Yield what memory and files have come to hold and have lost since the last call."""
+        yield from self.imports.changes.take()
         yield from self.sequences.changes.take() if self.blocks is None else self.blocks.changes.take()
         for key, preimage in () if self.files is None else self.files.changes():
             yield Change(key, preimage is not None, () if preimage is None else self._blocks_of(preimage))
