@@ -6,5 +6,5 @@ from trtkit.deployment.dynamo.worker import BundleWorker
 from trtkit.llm.cache.host.tier import HostTier
 
 if __name__ == "__main__":
-    HostTier.changes = lambda _self: iter(())  # type: ignore[method-assign]
+    HostTier.changes = lambda _self: iter(())  # type: ignore[assignment, method-assign]
     run(BundleWorker)

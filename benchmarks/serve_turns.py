@@ -26,16 +26,17 @@ from tests.support.dynamo import MODEL, Served, serving
 from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config
 from trtkit.deployment.dynamo import fleet
+from trtkit.deployment.dynamo.options import MODULE
 from trtkit.jobs.runner import ChildRunner
 
-CHATS, TURNS, ROUNDS = 8, 4, 3
-FIRST_WORDS, TURN_WORDS, TOKENS = 160, 25, 12
-SLOTS, CONCURRENCY = 2, 2
+CHATS, TURNS, ROUNDS = 8, 3, 2
+FIRST_WORDS, TURN_WORDS, TOKENS = 160, 25, 8
+SLOTS, CONCURRENCIES = 2, (1, 2)
 WORDS = (
     "river stone market winter engine garden letter bridge harvest signal mountain copper window teacher island "
     "morning paper forest machine silver harbor story kitchen planet summer doctor village thunder mirror desert"
 )
-WORKERS = {"device only": "benchmarks.device_events", "all tiers": fleet.MODULE}
+WORKERS = {"device only": "benchmarks.device_events", "all tiers": MODULE}
 
 
 @dataclass
@@ -50,10 +51,13 @@ class Turns:
     answers: dict[tuple[int, int], str] = field(default_factory=dict)
 
 
-async def converse(served: Served, kill_at: int | None = None) -> Turns:
-    """Return what all turns took, after the first of each; kill_at: the answer after which a worker is killed."""
+async def converse(served: Served, concurrency: int, kill_at: int | None = None) -> Turns:
+    """Return what all turns took, after the first of each; kill_at: the answer after which a worker is killed.
+
+    Each concurrency has conversations of its own.
+    """
     client = AsyncOpenAI(base_url=served.fleet.options.url, api_key="none", timeout=600, max_retries=0)
-    seen, free, r = Turns(), asyncio.Semaphore(CONCURRENCY), random.Random(5)
+    seen, free, r = Turns(), asyncio.Semaphore(concurrency), random.Random(concurrency)
     chats: list[list[Any]] = [[] for _ in range(CHATS)]
     kills = [] if kill_at is None else [kill_at]
 
@@ -99,12 +103,14 @@ async def converse(served: Served, kill_at: int | None = None) -> Turns:
     return seen
 
 
-def run(bundle: Path, worker: str, replicas: int = 2, kill_at: int | None = None) -> Turns:
-    """Return what the turns took on workers of their own, which run the module `worker`."""
+def run(bundle: Path, worker: str, replicas: int = 2, kill_at: int | None = None) -> dict[int, Turns]:
+    """Return what the turns took at each concurrency, on new workers, which run the module `worker`."""
     fleet.MODULE = worker  # type: ignore[attr-defined]
     with serving(bundle, replicas=replicas, slots=SLOTS) as served:
-        seen = asyncio.run(converse(served, kill_at))
-    print(worker, replicas, kill_at, row([seen]), flush=True)
+        seen = {}
+        for concurrency in CONCURRENCIES if kill_at is None else CONCURRENCIES[-1:]:
+            seen[concurrency] = asyncio.run(converse(served, concurrency, kill_at))
+            print(worker, replicas, kill_at, concurrency, row([seen[concurrency]]), flush=True)
     return seen
 
 
@@ -130,7 +136,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bundle = build_bundle(load_config("llama"), Path(folder) / "llama", ChildRunner()).bundle.path
         alone = run(bundle, WORKERS["all tiers"], replicas=1)
-        runs: dict[str, list[Turns]] = {name: [] for name in WORKERS}
+        runs: dict[str, list[dict[int, Turns]]] = {name: [] for name in WORKERS}
         for _ in range(ROUNDS):
             for name, worker in WORKERS.items():
                 runs[name].append(run(bundle, worker))
@@ -140,13 +146,18 @@ def main() -> None:
         "conversations": CHATS,
         "turns": TURNS,
         "slots_per_worker": SLOTS,
-        "concurrency": CONCURRENCY,
         "rounds": ROUNDS,
-        "one worker": row([alone]),
-        **{name: {**row(of), "wrong_answers": sum(wrong(each, alone) for each in of)} for name, of in runs.items()},
-        "all tiers, a worker killed": {**row([killed]), "wrong_answers": wrong(killed, alone)},
-        "answers_compared": len(alone.answers),
+        "answers_of_each_run": CHATS * TURNS,
     }
+    for concurrency, expected in alone.items():
+        rows: dict[str, Any] = {"one worker": row([expected])}
+        for name, fleets in runs.items():
+            of = [each[concurrency] for each in fleets]
+            rows[name] = {**row(of), "wrong_answers": sum(wrong(each, expected) for each in of)}
+        if concurrency in killed:
+            seen = killed[concurrency]
+            rows["all tiers, a worker killed"] = {**row([seen]), "wrong_answers": wrong(seen, expected)}
+        figures[f"concurrency {concurrency}"] = rows
     write("serve_turns", figures)
 
 

@@ -1,8 +1,7 @@
 """Tells Dynamo's router after each step which blocks a worker holds, in whatever tier, and how full its cache is.
 
-Dynamo 1.6.1 takes no tier from a worker that pushes its events, only from one whose events it reads from a socket of
-their own. So a block that leaves the device stays stored for the router as long as host memory, files or an import have
-it: what the host keeps is what takes less time to load than to compute.
+Events that a worker pushes to Dynamo 1.6.1 have no tier. So to the router, a block is stored as long as any tier has it:
+device, host memory, files or imports. The host keeps what takes less time to load than to compute.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class CacheEvents:
         gone: list[Block] = []
         if self._engine() is not engine:  # the first, or one that a model made when it woke up, with empty caches
             self._engine = weakref.ref(engine)
-            gone = [] if self._blocks is None else self._blocks.found
+            gone = [] if self._blocks is None else self._blocks.reachable
             self._blocks = None
         if self._blocks is None:
             self._blocks = HeldBlocks(engine.prefixes.block_tokens)
@@ -146,8 +145,15 @@ def stored(blocks: Sequence[Block], size: int) -> list[Event]:
             events[-1]["block_hashes"] += hashes
         else:
             parent = None if block.parent == START else block_hashes(block.parent, len(hashes))[-1]
-            fields = {"token_ids": tokens, "num_block_tokens": [size] * len(hashes), "block_hashes": hashes}
-            events.append(StoredBlocks(type="stored", parent_hash=parent, **fields))
+            events.append(
+                StoredBlocks(
+                    type="stored",
+                    token_ids=tokens,
+                    num_block_tokens=[size] * len(hashes),
+                    block_hashes=hashes,
+                    parent_hash=parent,
+                )
+            )
         last = block.key
     return list(events)
 

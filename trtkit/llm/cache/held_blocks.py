@@ -87,7 +87,7 @@ def _preimage(parent: bytes, content: bytes) -> bytes:
 
 
 class Change(NamedTuple):
-    """Whether a tier holds what a key stands for: a block, or a sequence of blocks. blocks: empty if it does not."""
+    """A tier holds a block, or a sequence of blocks, under this key now; or no longer, and then `blocks` is empty."""
 
     key: bytes
     is_held: bool
@@ -125,19 +125,19 @@ class ChangeLog:
 
 @dataclass(eq=False)
 class _Held:
-    """A block, and how many tiers and slots hold it. is_found: whether all blocks before it are held, too."""
+    """A block, and how many tiers and slots hold it. is_reachable: whether all blocks before it are held, too."""
 
     block: Block
     holders: int = 0
-    is_found: bool = False
+    is_reachable: bool = False
 
 
 class HeldBlocks:
     """The blocks that a prompt would find, in whichever tiers: those that are held, and all blocks before them.
 
-    Tiers report what they hold and lose. A block that moves from one tier to another stays found, and so does one that
-    several hold. Blocks of adapters, blocks with images and what follows them are left out: their tokens do not say
-    what is cached. block_tokens: of each block.
+    Tiers report what they hold and lose. A block that moves from one tier to another stays reachable. Blocks of
+    adapters, blocks with images and what follows them are left out: their tokens do not say what is cached.
+    block_tokens: of each block.
     """
 
     def __init__(self, block_tokens: int) -> None:
@@ -147,12 +147,12 @@ class HeldBlocks:
         self._sequences: dict[bytes, tuple[Sequence[Block], int]] = {}  # and how many tiers hold each
 
     @property
-    def found(self) -> list[Block]:
-        """The blocks that a prompt finds, in no particular order."""
-        return [held.block for held in self._held.values() if held.is_found]
+    def reachable(self) -> list[Block]:
+        """The blocks that a prompt would find, in no particular order."""
+        return [held.block for held in self._held.values() if held.is_reachable]
 
     def update(self, changes: Iterable[Change]) -> tuple[list[Block], list[Block]]:
-        """Take changes in order; return which blocks are found no longer, and new ones, each after its parent."""
+        """Take changes in order; return which blocks are reachable no longer, and new ones, parents first."""
         touched: dict[bytes, None] = {}
         for change in changes:
             for block in self._blocks_of(change):
@@ -162,16 +162,16 @@ class HeldBlocks:
         lost: list[Block] = []
         for key in touched:
             if not self._held[key].holders:
-                lost += self._walk(key, is_found=False)
+                lost += self._walk(key, is_reachable=False)
                 self._forget(self._held.pop(key).block)
         new: list[Block] = []
         for key in touched:
             if (held := self._held.get(key)) is not None and self._has_start(held.block):
-                new += self._walk(key, is_found=True)
+                new += self._walk(key, is_reachable=True)
         return lost, new
 
     def _blocks_of(self, change: Change) -> Sequence[Block]:
-        """Return the blocks that a key stands for."""
+        """Return the blocks that a tier holds or held under a key."""
         key, is_held, blocks = change
         if key in self._held or (is_held and len(blocks) == 1 and blocks[0].key == key):
             return blocks or [self._held[key].block]
@@ -200,16 +200,16 @@ class HeldBlocks:
             del self._next[block.parent]
 
     def _has_start(self, block: Block) -> bool:
-        """Whether the block before is found."""
-        return block.parent == START or (block.parent in self._held and self._held[block.parent].is_found)
+        """Whether the block before is reachable."""
+        return block.parent == START or (block.parent in self._held and self._held[block.parent].is_reachable)
 
-    def _walk(self, key: bytes, *, is_found: bool) -> Iterator[Block]:
-        """Change a block, and those after it that are held, to be found or not; yield them, each after its parent."""
+    def _walk(self, key: bytes, *, is_reachable: bool) -> Iterator[Block]:
+        """Change a block, and those after it that are held, to be reachable or not; yield them, parents first."""
         keys = [key]
         while keys:
             held = self._held[keys.pop()]
-            if held.is_found != is_found:
-                held.is_found = is_found
+            if held.is_reachable != is_reachable:
+                held.is_reachable = is_reachable
                 yield held.block
                 keys += self._next.get(held.block.key, ())
 

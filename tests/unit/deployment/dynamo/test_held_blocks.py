@@ -126,7 +126,7 @@ def options_of(pages: int | None, host_blocks: int, **more: Any) -> dict[str, An
     return {"host_cache_bytes": host_blocks * size, "host_block_tokens": BLOCK, "min_shared_tokens": 1, **more}
 
 
-def found(tested: LLMEngine, ids: list[int]) -> int:
+def reusable(tested: LLMEngine, ids: list[int]) -> int:
     """Return how many blocks of a prompt's beginning it would find."""
     return tested.prefixes.store.tokens_of(np.array([*ids, 2])) // BLOCK
 
@@ -147,7 +147,7 @@ def test_the_router_knows_what_a_prompt_would_find(pages: int | None, host_block
     for step, sequences in enumerate(work(tested, 3, 100)):
         events.update(tested)
         for ids in sequences if step % 5 == 0 else ():
-            assert router.held(ids) == tree.held(ids) == found(tested, ids), (step, ids)
+            assert router.held(ids) == tree.held(ids) == reusable(tested, ids), (step, ids)
         assert router.size() == tree.size()
         most = max(most, router.size())
     assert most > (64 if host_blocks == 1000 else 12)  # more than slots or pages could hold
@@ -165,13 +165,13 @@ def test_files_of_an_earlier_process_are_told_at_once(tmp_path: Path) -> None:
         events.events = Told(router)
         events.update(tested)
         told.append([router.held(prompt) for prompt in prompts])
-        assert told[-1] == [found(tested, prompt) for prompt in prompts]
+        assert told[-1] == [reusable(tested, prompt) for prompt in prompts]
         for index, prompt in enumerate(prompts):
             tested.submit(Request(str(index), prompt, settings(max_tokens=3, temperature=0, ignore_eos=True)))
             while tested.has_work:
                 tested.step()
                 events.update(tested)
-        assert [router.held(prompt) for prompt in prompts] == [found(tested, prompt) for prompt in prompts]
+        assert [router.held(prompt) for prompt in prompts] == [reusable(tested, prompt) for prompt in prompts]
         tested.close()
     assert told == [[0] * 4, [6] * 4]
 
@@ -241,7 +241,7 @@ def test_a_block_is_lost_with_its_last_holder() -> None:
     assert blocks.update(lose(FIRST)) == ([], [])
     assert blocks.update([*lose(FIRST), *holds(FIRST)]) == ([], [])
     assert blocks.update(lose(FIRST, SECOND)) == ([FIRST, SECOND], [])
-    assert not blocks.found
+    assert not blocks.reachable
 
 
 def test_what_follows_a_lost_block_is_lost_until_it_is_back() -> None:
