@@ -1,6 +1,6 @@
 """Tells Dynamo's router after each step which blocks a worker holds, in whatever tier, and how full its cache is.
 
-Events that a worker pushes to Dynamo 1.6.1 have no tier. So to the router, a block is stored as long as any tier has it:
+Events that a worker pushes to Dynamo 1.6.1 have no tier. So to the router, a block is stored as long as a tier has it:
 device, host memory, files or imports. The host keeps what takes less time to load than to compute.
 """
 
