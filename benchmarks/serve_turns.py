@@ -54,14 +54,14 @@ class Turns:
 async def converse(served: Served, concurrency: int, kill_at: int | None = None) -> Turns:
     """Return what all turns took, after the first of each; kill_at: the answer after which a worker is killed.
 
-    Each concurrency has conversations of its own.
+    Each concurrency has other conversations, which begin together, so that both workers get some.
     """
     client = AsyncOpenAI(base_url=served.fleet.options.url, api_key="none", timeout=600, max_retries=0)
-    seen, free, r = Turns(), asyncio.Semaphore(concurrency), random.Random(concurrency)
+    seen, r = Turns(), random.Random(concurrency)
     chats: list[list[Any]] = [[] for _ in range(CHATS)]
     kills = [] if kill_at is None else [kill_at]
 
-    async def ask(turn: int, chat: int) -> None:
+    async def ask(turn: int, chat: int, free: asyncio.Semaphore) -> None:
         async with free:
             if kills and len(seen.answers) >= kills[0]:
                 kills.clear()
@@ -98,7 +98,8 @@ async def converse(served: Served, concurrency: int, kill_at: int | None = None)
             messages.append({"role": "user", "content": text})
         if turn == 1:
             started = time.perf_counter()
-        await asyncio.gather(*(ask(turn, chat) for chat in r.sample(range(CHATS), CHATS)))
+        free = asyncio.Semaphore(concurrency if turn else CHATS)
+        await asyncio.gather(*(ask(turn, chat, free) for chat in r.sample(range(CHATS), CHATS)))
     seen.seconds = time.perf_counter() - started
     return seen
 
