@@ -9,9 +9,14 @@ from pathlib import Path
 IDENTITY, LIMIT, SIZE = bytes(32), 3_000_000, 200_000
 
 
+def preimage_of(number: int) -> bytes:
+    """Return what the key of a block is the digest of."""
+    return number.to_bytes(8, "little")
+
+
 def key_of(number: int) -> bytes:
     """Return the key of a block."""
-    return blake2b(number.to_bytes(8, "little"), digest_size=32).digest()
+    return blake2b(preimage_of(number), digest_size=32).digest()
 
 
 def block(number: int) -> bytes:
@@ -24,7 +29,7 @@ if __name__ == "__main__":
 
     files, number = FileTier(Path(sys.argv[1]), LIMIT, IDENTITY), int(sys.argv[2])
     while True:
-        files.put(key_of(number), 16, block(number))
+        files.put(preimage_of(number), 16, block(number))
         number += 1
         if number % 8 == 0:
             files.flush()

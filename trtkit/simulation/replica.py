@@ -98,7 +98,7 @@ class SimulatedCache:
                 case LoadSequence(tokens=tokens):
                     self._clock.now_s += tokens * self._options.times.copy_s_per_token
                 case DropSequence(number):
-                    del host.sequences.data[number]
+                    del host.saved.data[number]
                 case _:
                     pass
 
@@ -271,7 +271,7 @@ class Replica:
         for request in self._arrived:
             if request.imported:
                 ids = request.ids[: request.imported]
-                self.scheduler.memory.prefixes.imports.add(ids, self._cache.saved(request.imported))
+                self.scheduler.memory.host.imports.put(ids, self._cache.saved(request.imported))
                 request.imported = 0
             self.scheduler.submit(request)
         self._arrived = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,3 +34,21 @@ def test_each_beginning_is_computed_once_where_the_router_knows_the_caches(kv: s
     alone = len(STEMS) * (LENGTH + ROUNDS)
     assert by_cache < 1.5 * alone
     assert in_turn > 1.9 * len(STEMS) * LENGTH
+
+
+@pytest.mark.slow
+def test_beginnings_that_only_the_host_still_has_are_found_there(tmp_path: Path) -> None:
+    """Two workers of three slots and ten beginnings: a slot has lost its tokens when the same beginning comes again."""
+    with serving(tiny_chat.build(tmp_path), replicas=2) as served, ThreadPoolExecutor(10) as pool:
+        client = served.client()
+
+        def ask(prompt: str) -> None:
+            client.completions.create(model=MODEL, prompt=prompt, max_tokens=2, temperature=0)
+
+        list(pool.map(ask, [stem * LENGTH + "0" for stem in "abcdefghij"]))  # at once, so both workers get some
+        computed = served.metric("prompt_tokens_total")
+        for count in range(1, 4):
+            for stem in "abcdefghij":
+                ask(stem * LENGTH + str(count))
+        assert served.metric("prompt_tokens_total") == computed
+        assert served.metric("restored_tokens_total") > 10 * LENGTH

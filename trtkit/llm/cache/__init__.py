@@ -3,17 +3,8 @@
 Source: PagedAttention, https://arxiv.org/abs/2309.06180.
 """
 
-from trtkit.llm.cache.page_tables import PageCopies, PageTables, contents
-from trtkit.llm.cache.prefix_tree import ROOT, START, PageChange, PrefixTree, block_keys, next_key
+from trtkit.llm.cache.held_blocks import Block, HeldBlocks, contents
+from trtkit.llm.cache.page_tables import PageCopies, PageTables
+from trtkit.llm.cache.prefix_tree import PrefixTree
 
-__all__ = [
-    "ROOT",
-    "START",
-    "PageChange",
-    "PageCopies",
-    "PageTables",
-    "PrefixTree",
-    "block_keys",
-    "contents",
-    "next_key",
-]
+__all__ = ["Block", "HeldBlocks", "PageCopies", "PageTables", "PrefixTree", "contents"]

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from trtkit.errors import ExecutionError
+from trtkit.llm.cache.held_blocks import contents
 from trtkit.llm.cache.prefix_tree import ROOT, PrefixTree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from trtkit.llm.cache.held_blocks import Block
     from trtkit.llm.sequences import Ints
     from trtkit.llm.soft_tokens import SoftTokens
 
@@ -32,8 +34,8 @@ class PageTables:
 
     table: [slots, n] int32, each slot's pages in order, then 0. counts: [slots], pages of each slot.
     registered: [slots], how many of them others can find. references: [pages], slots that each page is in.
-    page_tokens: tokens of a page. on_evict: takes cached pages that are about to be overwritten, and the keys of
-    what they hold. is_scheduled: whether a scheduler decides on them, so that caches only follow; see `schedule`.
+    page_tokens: tokens of a page. on_evict: takes cached pages that are about to be overwritten, and what
+    they hold. is_scheduled: whether a scheduler decides on them, so that caches only follow; see `schedule`.
     """
 
     def __init__(self, slots: int, pages: int, page_tokens: int, max_length: int) -> None:
@@ -45,8 +47,8 @@ class PageTables:
         self.registered: Ints = np.zeros(slots, np.int64)
         self._is_known = np.zeros(pages, np.bool_)
         self._free = list(range(pages - 1, NOBODY, -1))
-        self.on_evict: Callable[[Sequence[int], Sequence[bytes]], None] | None = None
-        self._evicted: dict[int, bytes] = {}
+        self.on_evict: Callable[[Sequence[int], Sequence[Block]], None] | None = None
+        self._evicted: dict[int, Block] = {}
         self.is_scheduled = False
         self._changes: dict[tuple[int, int], int] = {}
 
@@ -239,9 +241,9 @@ class PageTables:
         if self._free:
             page = self._free.pop()
         else:
-            page, key = self.tree.evict()
+            page, block = self.tree.evict()
             if self.on_evict is not None:
-                self._evicted[page] = key
+                self._evicted[page] = block
         self.references[page], self._is_known[page] = 1, False
         return page
 
@@ -264,19 +266,6 @@ class PageTables:
                     self.tree.rest(page)
                 else:
                     self._free.append(page)
-
-
-def contents(
-    ids: Ints, page_tokens: int, soft: SoftTokens | None = None, pages: slice = slice(None)
-) -> Iterator[bytes]:
-    """Yield what each full page of a sequence holds: its tokens, and the keys of vectors that replace them."""
-    first, stop, _ = pages.indices(len(ids) // page_tokens)
-    for start in range(first * page_tokens, stop * page_tokens, page_tokens):
-        content = ids[start : start + page_tokens].tobytes()
-        part = slice(0, 0) if soft is None else soft.within(start, start + page_tokens)
-        if soft is not None and part.stop > part.start:
-            content += (soft.places[part] - start).tobytes() + soft.keys[part].tobytes()
-        yield content
 
 
 def no_pages(needed: int, free: int) -> ExecutionError:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtkit.llm.cache.page_tables import contents
+from trtkit.llm.cache.held_blocks import contents
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from trtkit.llm.cache.held_blocks import SlotBlocks
 from trtkit.llm.cache.host.tier import HostTier
-from trtkit.llm.cache.imports import Imports
 from trtkit.llm.cache.prefetch import Prefetches
 from trtkit.llm.cache.transfers import CopyTokens, DropSequence
 from trtkit.llm.sequences import UNKNOWN, keyed
@@ -21,6 +21,7 @@ from trtkit.llm.sequences import UNKNOWN, keyed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from trtkit.llm.cache.held_blocks import Change
     from trtkit.llm.cache.host.blocks import Arrival
     from trtkit.llm.cache.host.tier import HostPrefix
     from trtkit.llm.cache.transfers import CacheLayout, Transfer
@@ -76,8 +77,8 @@ class PrefixStore:
         self._statistics, self._transfers = statistics, transfers
         self.pages = layout.pages
         self.finds_by_content = layout.pages is not None and not layout.has_slot_memory
-        self.imports = Imports(options.most_imported_bytes)
         self.host = HostTier(layout, slots, options, costs, transfers, clock)
+        self._slot_blocks = SlotBlocks(slots, self.host.block_tokens)
         self.is_loading: Bools = np.zeros(options.slots, np.bool_)
         self._arrivals: dict[int, Arrival] = {}
         loads_ahead = self.finds_by_content and self.host.link.is_background
@@ -87,7 +88,7 @@ class PrefixStore:
 
     def is_looked_up(self, request: Schedulable) -> bool:
         """Whether anything that is cached can be a request's."""
-        shares = self._options.shares_prefixes or request.metrics.preemptions > 0 or len(self.imports) > 0
+        shares = self._options.shares_prefixes or request.metrics.preemptions > 0 or len(self.host.imports) > 0
         return shares and not request.needs_whole_prompt
 
     def match(self, request: Schedulable) -> Match:
@@ -101,7 +102,7 @@ class PrefixStore:
             self._options.min_shared_tokens,
         )
         longer = max(common.tokens + 1, least)
-        imported = None if soft is not None else self.imports.take(ids, longer, is_whole=self._layout.has_states)
+        imported = None if soft is not None else self.host.imports.take(ids, longer, is_whole=self._layout.has_states)
         if imported is not None:
             return Match(imported[1], "import", imported=imported[0])
         on_host = self.host.find(ids, soft, common.tokens, longer)
@@ -132,7 +133,7 @@ class PrefixStore:
         elif match.common:
             self.copy(match.source, slot, 0, match.common)
         if match.imported is not None:
-            number = self.host.sequences.number(match.imported.first(match.tokens))
+            number = self.host.saved.number(match.imported.first(match.tokens))
             self.host.load_whole(slot, number, match.tokens)
             self._transfers.append(DropSequence(number))
             self._statistics.imported_tokens += match.tokens
@@ -199,6 +200,15 @@ class PrefixStore:
             unknown = (ids == UNKNOWN).nonzero()[0]
             ids = sequences.keyed(slot, ids[: unknown[0]] if unknown.size else ids)
             self.pages.register(slot, ids, sequences.soft.get(slot))
+
+    def changes(self) -> Iterator[Change]:
+        """Yield what all tiers have come to hold and have lost since the last call; the first time, all they hold."""
+        if self.pages is not None and self.finds_by_content:
+            self.register_running()
+            yield from self.pages.tree.changes.take()
+        else:
+            yield from self._slot_blocks.changes()
+        yield from self.host.changes()
 
     def register_running(self) -> None:
         """Let other requests find what those that run have cached."""

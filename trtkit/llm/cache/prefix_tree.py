@@ -3,42 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from trtkit.llm.cache.held_blocks import START, Block, ChangeLog, block_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-_KEY_BYTES = 32
-START = b""
-"""The key before the first block."""
-
-
-def next_key(parent: bytes, content: bytes) -> bytes:
-    """Return the key of a block with this content after the block `parent`."""
-    return blake2b(len(parent).to_bytes(1, "little") + parent + content, digest_size=_KEY_BYTES).digest()
-
-
-def block_keys(contents: Iterable[bytes]) -> list[bytes]:
-    """Return the keys of a sequence's blocks, in order, by the content of each."""
-    keys, parent = [], START
-    for content in contents:
-        parent = next_key(parent, content)
-        keys.append(parent)
-    return keys
-
-
 ROOT = 0
 """The parent of first pages; page 0 holds nobody's tokens."""
-
-
-class PageChange(NamedTuple):
-    """A page that can be found now, after its parent; or no longer, if its content is None. key: of what it held."""
-
-    page: int
-    parent: int = ROOT
-    content: bytes | None = None
-    key: bytes = b""
 
 
 class PrefixTree:
@@ -49,16 +22,17 @@ class PrefixTree:
     parent, and pages fall out of use from the last to the first.
 
     is_saved: whether the block of a key is somewhere else, too; if not, a page that falls out of use is `next_unsaved`.
+    changes: the pages that can be found.
     """
 
     def __init__(self) -> None:
         self._pages: dict[tuple[int, bytes], int] = {}
         self._keys: dict[int, tuple[int, bytes]] = {}
-        self._chains: dict[int, bytes] = {}
+        self._blocks: dict[int, Block] = {}
         self._unused: OrderedDict[int, None] = OrderedDict()
         self._unsaved: OrderedDict[int, None] = OrderedDict()  # of the unused ones
         self.is_saved: Callable[[bytes], bool] = lambda _key: True
-        self._changes: list[PageChange] | None = None
+        self.changes = ChangeLog(lambda: ((block.key, [block]) for block in self._blocks.values()))
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -87,9 +61,8 @@ class PrefixTree:
         """Let a page that a slot uses be found."""
         self._pages[parent, content] = page
         self._keys[page] = parent, content
-        self._chains[page] = next_key(self._chains.get(parent, START), content)
-        if self._changes is not None:
-            self._changes.append(PageChange(page, parent, content))
+        block = self._blocks[page] = block_after(START if parent == ROOT else self._blocks[parent].key, content)
+        self.changes.note_held(block.key, lambda: [block])
 
     def use(self, page: int) -> None:
         """Note that a slot begins to use a page."""
@@ -99,7 +72,7 @@ class PrefixTree:
     def rest(self, page: int) -> None:
         """Note that no slot uses a page any longer; those that follow it are unused already."""
         self._unused[page] = None
-        if not self.is_saved(self._chains[page]):
+        if not self.is_saved(self._blocks[page].key):
             self._unsaved[page] = None
 
     @property
@@ -112,31 +85,24 @@ class PrefixTree:
         """Whether `next_unsaved` has a page."""
         return bool(self._unsaved)
 
-    def next_unsaved(self) -> tuple[int, bytes]:
-        """Return the unsaved page that is evicted first, and the key of what it holds: it will be saved now."""
+    def next_unsaved(self) -> tuple[int, Block]:
+        """Return the unsaved page that is evicted first, and what it holds: it will be saved now."""
         page, _ = self._unsaved.popitem(last=False)
-        return page, self._chains[page]
+        return page, self._blocks[page]
 
-    def key(self, page: int) -> bytes:
-        """Return the key of what a page holds."""
-        return self._chains[page]
+    def block(self, page: int) -> Block:
+        """Return what a page holds."""
+        return self._blocks[page]
 
-    def evict(self) -> tuple[int, bytes]:
-        """Forget the page that has been unused for longest; return it, and the key of what it holds."""
+    def evict(self) -> tuple[int, Block]:
+        """Forget the page that has been unused for longest; return it, and what it holds."""
         page, _ = self._unused.popitem(last=False)
         self._unsaved.pop(page, None)
         del self._pages[self._keys.pop(page)]
-        if self._changes is not None:
-            self._changes.append(PageChange(page, key=self._chains[page]))
-        return page, self._chains.pop(page)
+        block = self._blocks.pop(page)
+        self.changes.note_lost(block.key)
+        return page, block
 
-    def keys(self) -> dict[int, bytes]:
-        """Return the keys of what pages hold, by page, each after its parent's."""
-        return dict(self._chains)
-
-    def changes(self) -> list[PageChange]:
-        """Return what has changed since the last call, in order; the first time all pages, parents first."""
-        if self._changes is None:
-            self._changes = [PageChange(page, *key) for page, key in self._keys.items()]
-        changes, self._changes = self._changes, []
-        return changes
+    def blocks(self) -> dict[int, Block]:
+        """Return what pages hold, by page, each after its parent."""
+        return dict(self._blocks)

@@ -9,9 +9,9 @@ import numpy as np
 from trtkit.errors import ExecutionError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from trtkit.llm.cache import PageChange
+    from trtkit.llm.cache.held_blocks import Change
     from trtkit.llm.cache.prefix_store import PrefixStore
     from trtkit.llm.execution import SavedSequence
     from trtkit.llm.execution.execution import SequenceCache
@@ -22,14 +22,14 @@ class Prefixes:
     """What an engine has cached of prompts without adapters. min_tokens: the shortest prefix worth exporting."""
 
     def __init__(self, store: PrefixStore, slots: Slots, cache: SequenceCache, min_tokens: int) -> None:
-        self._store, self._slots, self._cache, self._min_tokens = store, slots, cache, min_tokens
+        self.store, self._slots, self._cache, self._min_tokens = store, slots, cache, min_tokens
 
     def export(self, ids: Sequence[int]) -> SavedSequence | None:
         """Return the longest prefix of a prompt that a slot's cache holds, without the last token; None if short."""
-        count, cache, pages = self.tokens_of(ids), self._cache, self._store.pages
+        count, cache, pages = self.tokens_of(ids), self._cache, self.store.pages
         if count < self._min_tokens:
             return None
-        if not self._store.finds_by_content or pages is None:
+        if not self.store.finds_by_content or pages is None:
             return cache.save(self._slots.shared_prefix(ids)[0], count)
         spare = self._slots.count  # a row of the table that no request has
         cache.tell(spare, pages.match(np.asarray(ids, np.int64)))
@@ -37,23 +37,26 @@ class Prefixes:
 
     def tokens_of(self, ids: Sequence[int]) -> int:
         """Return how many tokens of a prompt, without its last one, are cached."""
-        return self._store.shared_prefix(np.asarray(ids, np.int64))[1]
+        return self.store.shared_prefix(np.asarray(ids, np.int64))[1]
 
     @property
     def are_pages(self) -> bool:
         """Whether prefixes are found as pages, not in slots."""
-        return self._store.finds_by_content
+        return self.store.finds_by_content
 
-    def changes(self) -> list[PageChange]:
-        """Return which pages of prefixes have come and gone since the last call, if `are_pages`."""
-        assert self._store.pages is not None
-        self._store.register_running()
-        return self._store.pages.tree.changes()
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of each block that `changes` speaks of."""
+        return self.store.host.block_tokens
+
+    def changes(self) -> Iterator[Change]:
+        """Yield what all tiers have come to hold and have lost since the last call; the first time, all they hold."""
+        return self.store.changes()
 
     def has_whole(self, ids: Sequence[int]) -> bool:
         """Whether all of a prompt that can be cached is: all but its last token, or the full pages of that."""
-        pages, most = self._store.pages, len(ids) - 1
-        if pages is not None and self._store.finds_by_content:
+        pages, most = self.store.pages, len(ids) - 1
+        if pages is not None and self.store.finds_by_content:
             most -= most % pages.page_tokens
         return self.tokens_of(ids) == most
 
@@ -67,4 +70,4 @@ class Prefixes:
         if len(ids) < saved.tokens:
             what = f"{len(ids)} token ids are too few for {saved.tokens} cached tokens"
             raise ExecutionError(what, "KV cache", "give the ids of all cached tokens")
-        return self._store.imports.add(np.asarray(ids[: saved.tokens], np.int64), saved)
+        return self.store.host.imports.put(np.asarray(ids[: saved.tokens], np.int64), saved)

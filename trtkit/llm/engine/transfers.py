@@ -35,7 +35,7 @@ class TransferRunner:
     def __init__(self, cache: SequenceCache, scheduler: Scheduler[Request], clock: Callable[[], float]) -> None:
         self._cache, self._scheduler, self._host, self._clock = cache, scheduler, scheduler.memory.host, clock
         self.waited_s = 0.0
-        self._sequences = self._host.sequences.data
+        self._sequences = self._host.saved.data
         self._arrivals: dict[int, Callable[[], None]] = {}
         tier = self._host.blocks
         if tier is not None:

@@ -72,7 +72,7 @@ class SequenceMemory:
             return True
         self.prefixes.register_running()
         matched: list[int] = []
-        if self.finds_by_content and not len(self.prefixes.imports) and self.prefixes.is_looked_up(request):
+        if self.finds_by_content and not len(self.host.imports) and self.prefixes.is_looked_up(request):
             matched = list(self.prefixes.match_cached(request).pages)
         known = request.prompt_tokens + len(request.generated)
         needed = -(-(known + 1) // pages.page_tokens) - len(matched)

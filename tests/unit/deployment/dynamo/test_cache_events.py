@@ -102,37 +102,3 @@ def test_a_publisher_that_fails_is_told_nothing_more(caplog: pytest.LogCaptureFi
     assert [record.message for record in caplog.records] == [
         "the router is told nothing more of this worker's cache: its publisher failed"
     ]
-
-
-@pytest.mark.parametrize("blocks_on_host", [0, 4, 1000])
-def test_pages_on_the_host_are_stored_until_they_are_gone_from_there_too(blocks_on_host: int) -> None:
-    """What the router has been told is what a prompt would find, on the device or on the host."""
-    with caches_of(14):
-        tested = engine(SLOTS, min_shared_tokens=1)
-        size = tested.execution.cache.form(PAGE_TOKENS).size_bytes
-        tested = engine(SLOTS, min_shared_tokens=1, host_cache_bytes=blocks_on_host * size)
-    events, publisher = CacheEvents(PAGE_TOKENS), Recorder()
-    events.events = publisher
-    prompts = [[3 + index, *range(10, 34)] for index in range(6)]
-    stored: dict[int, tuple[int, ...]] = {}
-    for index, prompt in enumerate([*prompts, *prompts[::-1]]):
-        tested.submit(request(str(index), prompt))
-        while tested.has_work:
-            tested.step()
-            events.update(tested)
-        for event in publisher.events:
-            for number, block in enumerate(event["block_hashes"]):
-                if event["type"] == "stored":
-                    assert block not in stored, "told twice"
-                    stored[block] = tuple(event["token_ids"][number * PAGE_TOKENS : (number + 1) * PAGE_TOKENS])
-                else:
-                    del stored[block]
-        publisher.events.clear()
-        assert tested.execution.cache.pages is not None
-        on_device, host = set(tested.execution.cache.pages.tree.keys().values()), tested.host.blocks
-        on_host = set() if host is None else set(host.store._entries)
-        assert len(stored) <= len(on_device | on_host)
-        assert len(stored) >= len(on_device)
-        if blocks_on_host == 1000:
-            assert len(stored) == len(on_device | on_host)
-    assert tested.statistics.restored_tokens > 0 or not blocks_on_host

@@ -1,7 +1,8 @@
-"""After every step, what the events say is what the slots hold: by a plain set, and by Dynamo's own radix tree."""
+"""After every step, the events say what a prompt would find in any tier: by a plain set, and by Dynamo's own tree."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from typing import TYPE_CHECKING, Any
@@ -9,15 +10,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.support.generation import SLOTS, engine, settings
-from trtkit.deployment.dynamo.cache_events import Event, HeldBlocks, HeldPages
-from trtkit.llm.cache import PageChange
+from tests.support.generation import SLOTS, caches_of, engine, run, settings
+from trtkit.deployment.dynamo.cache_events import CacheEvents, Event, removed, stored
+from trtkit.llm.cache import Block, HeldBlocks
+from trtkit.llm.cache.held_blocks import START, Change, SlotBlocks, block_after
+from trtkit.llm.cache.host.files import CacheFolder
 from trtkit.llm.engine import Request
 from trtkit.llm.scheduler import SchedulingParams
 from trtkit.llm.scheduler.slots import Slots
-from trtkit.llm.sequences import AdapterId, keyed
+from trtkit.llm.sequences import keyed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
     from trtkit.llm.engine import LLMEngine
 
 BLOCK = 4
@@ -31,6 +37,8 @@ class Router:
         self.blocks: dict[int, tuple[int, ...]] = {}
 
     def apply(self, events: list[Event]) -> None:
+        names = [block for event in events for block in event["block_hashes"]]
+        assert len(names) == len(set(names)), "told twice in a step"
         for event in events:
             if event["type"] == "removed":
                 for block in event["block_hashes"]:
@@ -43,6 +51,15 @@ class Router:
                 assert block not in self.blocks
                 assert -(2**63) <= block < 2**63
                 self.blocks[block] = (*beginning, *tokens[: (index + 1) * BLOCK])
+
+    def held(self, ids: list[int]) -> int:
+        """Return how many blocks of a prompt's beginning the worker holds."""
+        held = set(self.blocks.values())
+        ends = range(BLOCK, len(ids) + 1, BLOCK)
+        return sum(1 for _ in itertools.takewhile(lambda end: tuple(ids[:end]) in held, ends))
+
+    def size(self) -> int:
+        return len(self.blocks)
 
 
 class Tree:
@@ -76,16 +93,6 @@ class Tree:
         return sum(len(data["stored"]["blocks"]) for data in events)
 
 
-def held(slots: Slots) -> set[tuple[int, ...]]:
-    """Return the tokens up to the end of every full block of every slot."""
-    blocks = set()
-    for slot in range(slots.count):
-        tokens = slots.sequences.tokens[slot, : slots.cached[slot]].tolist()
-        assert -1 not in tokens
-        blocks |= {tuple(tokens[:end]) for end in range(BLOCK, len(tokens) + 1, BLOCK)}
-    return blocks
-
-
 def request(r: random.Random, name: str) -> Request:
     """Return a request whose prompt often begins like another's."""
     stem = [5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49] * 2
@@ -94,9 +101,9 @@ def request(r: random.Random, name: str) -> Request:
     return Request(name, prompt, settings(**params), SchedulingParams(r.choice((0, 1, 2))))
 
 
-def work(tested: LLMEngine, seed: int, steps: int) -> Any:
-    """Submit, cancel and step at random; yield after every step."""
-    r, count = random.Random(seed), 0
+def work(tested: LLMEngine, seed: int, steps: int) -> Iterator[list[list[int]]]:
+    """Submit, cancel and step at random; yield after every step all that slots have ever held."""
+    r, count, sequences = random.Random(seed), 0, {}
     for _ in range(steps):
         for _ in range(r.choice((0, 1, 2))):
             count += 1
@@ -104,29 +111,177 @@ def work(tested: LLMEngine, seed: int, steps: int) -> Any:
         if count and r.random() < 0.1:
             tested.cancel(f"r{r.randint(1, count)}")
         tested.step()
-        yield
+        for slot, cached in enumerate(tested.slots.cached.tolist()):
+            ids = tuple(tested.slots.sequences.tokens[slot, :cached].tolist())
+            sequences[ids[:9]] = max(sequences.get(ids[:9], ()), ids, key=len)
+            sequences[ids] = ids
+        sequences = dict(list(sequences.items())[-300:])
+        yield [list(ids) for ids in sequences.values()]
+
+
+def options_of(pages: int | None, host_blocks: int, **more: Any) -> dict[str, Any]:
+    """Return options of engines with room for so many blocks on the host."""
+    with caches_of(pages):
+        size = engine(SLOTS).execution.cache.form(BLOCK).size_bytes
+    return {"host_cache_bytes": host_blocks * size, "host_block_tokens": BLOCK, "min_shared_tokens": 1, **more}
+
+
+def reusable(tested: LLMEngine, ids: list[int]) -> int:
+    """Return how many blocks of a prompt's beginning it would find."""
+    return tested.prefixes.store.tokens_of(np.array([*ids, 2])) // BLOCK
+
+
+OVERLAP = {"overlap": True, "token_budget": 5}
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"overlap": True}, {"min_shared_tokens": 1, "token_budget": 5}, {"overlap": True, "min_shared_tokens": 1}],
+    ("pages", "host_blocks", "more"),
+    [(None, 0, OVERLAP), (None, 12, {}), (None, 1000, OVERLAP), (30, 0, {}), (30, 12, OVERLAP), (30, 1000, {})],
     ids=str,
 )
-@pytest.mark.parametrize("listener", [Router, Tree])
-def test_events_say_what_the_slots_hold(options: dict[str, Any], listener: type[Router] | type[Tree]) -> None:
-    tested, told, blocks, most = engine(SLOTS, **options), listener(), HeldBlocks(SLOTS, BLOCK), 0
-    for _ in work(tested, 3, 150):
-        told.apply(blocks.changes(tested.slots))
-        want = held(tested.slots)
-        most = max(most, len(want))
-        assert len(blocks) == len(want)
-        if isinstance(told, Router):
-            assert set(told.blocks.values()) == want
-        else:
-            assert told.size() == len(want)
-            assert all(told.held(list(ids)) == len(ids) // BLOCK for ids in want)
-    assert most > 12
+def test_the_router_knows_what_a_prompt_would_find(pages: int | None, host_blocks: int, more: dict[str, Any]) -> None:
+    with caches_of(pages):
+        tested = engine(SLOTS, **options_of(pages, host_blocks, **more))
+    router, tree, events, most = Router(), Tree(), CacheEvents(BLOCK), 0
+    events.events = Told(router, tree)
+    for step, sequences in enumerate(work(tested, 3, 100)):
+        events.update(tested)
+        for ids in sequences if step % 5 == 0 else ():
+            assert router.held(ids) == tree.held(ids) == reusable(tested, ids), (step, ids)
+        assert router.size() == tree.size()
+        most = max(most, router.size())
+    assert most > (64 if host_blocks == 1000 else 12)  # more than slots or pages could hold
     assert tested.statistics.preemptions > 0
+    assert tested.statistics.restored_tokens > 0 or not host_blocks
+
+
+def test_files_of_an_earlier_process_are_told_at_once(tmp_path: Path) -> None:
+    told, prompts = [], [[3 + index, *range(10, 34)] for index in range(4)]
+    for _ in range(2):
+        with caches_of(14):
+            folder = CacheFolder(tmp_path, 1 << 30, "tiny")
+            tested = engine(SLOTS, **options_of(14, 100, cache_folder=folder))
+        router, events = Router(), CacheEvents(BLOCK)
+        events.events = Told(router)
+        events.update(tested)
+        told.append([router.held(prompt) for prompt in prompts])
+        assert told[-1] == [reusable(tested, prompt) for prompt in prompts]
+        for index, prompt in enumerate(prompts):
+            tested.submit(Request(str(index), prompt, settings(max_tokens=3, temperature=0, ignore_eos=True)))
+            while tested.has_work:
+                tested.step()
+                events.update(tested)
+        assert [router.held(prompt) for prompt in prompts] == [reusable(tested, prompt) for prompt in prompts]
+        tested.close()
+    assert told == [[0] * 4, [6] * 4]
+
+
+def test_an_import_is_told_until_it_is_taken_and_then_its_slot_has_it() -> None:
+    prompt, first = [*range(3, 43)], engine()
+    run(first, [Request("a", prompt, settings(max_tokens=1, temperature=0))])
+    saved = first.prefixes.export(prompt)
+    assert saved is not None
+    tested, router, events = engine(**options_of(None, 0)), Router(), CacheEvents(BLOCK)
+    events.events = Told(router)
+    events.update(tested)
+    tested.prefixes.add(prompt, saved)
+    events.update(tested)
+    assert router.held(prompt) == 39 // BLOCK
+    run(tested, [Request("b", prompt, settings(max_tokens=1, temperature=0))])
+    events.update(tested)
+    assert tested.statistics.imported_tokens == 39
+    assert router.held(prompt) == router.size() == 40 // BLOCK
+
+
+def test_sequences_of_recurrent_models_on_the_host_are_told() -> None:
+    tested, router, events = (
+        engine(2, "mamba2", host_cache_bytes=1 << 30, min_shared_tokens=1),
+        Router(),
+        CacheEvents(BLOCK),
+    )
+    events.events = Told(router)
+    prompts = [[3 + index, *range(10, 41)] for index in range(6)]
+    for index, prompt in enumerate(prompts):
+        run(tested, [Request(str(index), prompt, settings(max_tokens=3, temperature=0, ignore_eos=True))])
+        events.update(tested)
+    assert [router.held(prompt) for prompt in prompts] == [8] * 6
+
+
+class Told:
+    """A publisher whose events listeners apply."""
+
+    def __init__(self, *listeners: Router | Tree) -> None:
+        self._listeners = listeners
+
+    def publish_batch(self, events: Sequence[Event]) -> None:
+        for listener in self._listeners:
+            listener.apply(list(events))
+
+
+def plain(*tokens: int, parent: bytes = START) -> Block:
+    return block_after(parent, np.array(tokens, np.int64).tobytes())
+
+
+def holds(*blocks: Block) -> list[Change]:
+    return [Change(block.key, True, [block]) for block in blocks]
+
+
+def lose(*blocks: Block) -> list[Change]:
+    return [Change(block.key, False) for block in blocks]
+
+
+FIRST = plain(1, 2, 3, 4)
+SECOND = plain(5, 6, 7, 8, parent=FIRST.key)
+THIRD = plain(9, 9, 9, 9, parent=SECOND.key)
+
+
+def test_a_block_is_lost_with_its_last_holder() -> None:
+    blocks = HeldBlocks(BLOCK)
+    assert blocks.update(holds(FIRST, SECOND, FIRST)) == ([], [FIRST, SECOND])
+    assert blocks.update(lose(FIRST)) == ([], [])
+    assert blocks.update([*lose(FIRST), *holds(FIRST)]) == ([], [])
+    assert blocks.update(lose(FIRST, SECOND)) == ([FIRST, SECOND], [])
+    assert not blocks.reachable
+
+
+def test_what_follows_a_lost_block_is_lost_until_it_is_back() -> None:
+    blocks = HeldBlocks(BLOCK)
+    blocks.update(holds(FIRST, SECOND, THIRD))
+    assert blocks.update(lose(SECOND)) == ([SECOND, THIRD], [])
+    assert blocks.update(lose(FIRST)) == ([FIRST], [])
+    assert blocks.update(holds(SECOND)) == ([], [])
+    assert blocks.update(holds(FIRST)) == ([], [FIRST, SECOND, THIRD])
+
+
+def test_a_sequence_is_all_its_blocks() -> None:
+    blocks, key = HeldBlocks(BLOCK), bytes(32)
+    whole, short = Change(key, True, [FIRST, SECOND]), Change(bytes([1]) * 32, True, [FIRST])
+    assert blocks.update([whole, whole, short]) == ([], [FIRST, SECOND])
+    assert blocks.update([Change(key, False)]) == ([], [])
+    assert blocks.update([Change(key, False)]) == ([SECOND], [])
+    assert blocks.update([Change(short.key, False)]) == ([FIRST], [])
+    assert blocks.update([Change(key, True), Change(key, False)]) == ([], [])
+
+
+def test_blocks_with_images_and_of_adapters_are_not_told() -> None:
+    """Their tokens are those of other blocks, and what is cached is not."""
+    blocks, ids = HeldBlocks(BLOCK), np.arange(BLOCK, dtype=np.int64)
+    image = block_after(START, ids.tobytes() + bytes(8))
+    adapter = block_after(START, keyed(ids, 77).tobytes())
+    after = [plain(1, 2, 3, 4, parent=each.key) for each in (image, adapter)]
+    assert blocks.update(holds(image, adapter, *after)) == ([], [])
+    assert blocks.update(lose(image, adapter, *after)) == ([], [])
+    assert blocks.update(holds(plain(*range(BLOCK)))) == ([], [plain(*range(BLOCK))])
+
+
+def test_blocks_of_the_cache_are_several_of_the_router() -> None:
+    first, second = plain(*range(8)), plain(*range(8, 16), parent=plain(*range(8)).key)
+    router = Router()
+    router.apply(stored([first], BLOCK))
+    router.apply(stored([second], BLOCK))
+    assert sorted(router.blocks.values()) == [tuple(range(stop)) for stop in (4, 8, 12, 16)]
+    router.apply(removed([second, first], BLOCK))
+    assert not router.blocks
 
 
 def slots_of(*sequences: list[int]) -> Slots:
@@ -137,63 +292,18 @@ def slots_of(*sequences: list[int]) -> Slots:
     return slots
 
 
-def test_a_block_is_gone_with_its_last_holder() -> None:
-    first, second, third = [*range(8)], [*range(4), 9, 9, 9, 9], [*range(3)]
-    slots, blocks, router = slots_of(first, second, third), HeldBlocks(3, BLOCK), Router()
-    events = blocks.changes(slots)
-    assert [event["type"] for event in events] == ["stored", "stored"]
-    assert [len(event["block_hashes"]) for event in events] == [2, 1]
-    router.apply(events)
-    slots.cached[0] = 2
-    events = blocks.changes(slots)
-    assert [(event["type"], len(event["block_hashes"])) for event in events] == [("removed", 1)]
-    router.apply(events)
-    assert set(router.blocks.values()) == {tuple(range(4)), tuple(second)}
-    slots.cached[1] = 3
-    router.apply(blocks.changes(slots))
-    assert not router.blocks
-    assert not len(blocks)
-    assert blocks.changes(slots) == []
-
-
-def test_a_block_that_moves_between_slots_is_not_told() -> None:
-    slots, blocks = slots_of([*range(8)], [7, 7]), HeldBlocks(2, BLOCK)
-    assert len(blocks.changes(slots)) == 1
-    slots.sequences.start(1, [*range(8)])
-    slots.cached[:] = 0, 8
-    assert blocks.changes(slots) == []
-
-
 def test_only_slots_that_changed_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    slots, blocks, looked = slots_of([*range(8)], [*range(9, 17)]), HeldBlocks(2, BLOCK), []
-    blocks.changes(slots)
-    replace = HeldBlocks._replace
-    monkeypatch.setattr(HeldBlocks, "_replace", lambda *args: (looked.append(args[1]), replace(*args))[1])
+    slots = slots_of([*range(8)], [*range(9, 17)])
+    blocks, looked = SlotBlocks(slots, BLOCK), []
+    assert len(list(blocks.changes())) == 4
+    replace = SlotBlocks._replace
+    monkeypatch.setattr(
+        SlotBlocks, "_replace", lambda *args, **more: (looked.append(args[1]), replace(*args, **more))[1]
+    )
     slots.sequences.append(np.array([0, 1]), np.array([1, 2]))
     slots.cached += 1
-    assert blocks.changes(slots) == []
+    assert list(blocks.changes()) == []
     assert looked == []
     slots.cached[1] = 4
-    blocks.changes(slots)
+    assert [change.is_held for change in blocks.changes()] == [False]
     assert looked == [1]
-
-
-def test_slots_with_images_are_not_told() -> None:
-    slots, blocks = slots_of([*range(8)]), HeldBlocks(1, BLOCK)
-    slots.sequences.soft[0] = object()  # type: ignore[assignment]
-    assert blocks.changes(slots) == []
-    slots.sequences.start(0, [*range(8)])
-    assert len(blocks.changes(slots)) == 1
-
-
-def test_slots_and_pages_of_adapters_are_not_told() -> None:
-    """Their tokens are those of other slots and pages, and what is cached is not."""
-    slots, blocks = slots_of([*range(8)]), HeldBlocks(1, BLOCK)
-    slots.sequences.start(0, [*range(8)], adapter=AdapterId(1, 77))
-    assert blocks.changes(slots) == []
-    slots.sequences.start(0, [*range(8)])
-    assert len(blocks.changes(slots)) == 1
-    pages, ids = HeldPages(BLOCK, BLOCK), np.arange(BLOCK, dtype=np.int64)
-    assert pages.changes([PageChange(3, content=keyed(ids, 77).tobytes())]) == []
-    assert pages.changes([PageChange(4, 3, keyed(ids, 77).tobytes())]) == []
-    assert len(pages.changes([PageChange(5, content=ids.tobytes())])) == 1

@@ -12,7 +12,8 @@ import torch
 
 from tests.support.generation import SLOTS, Asked, alone, answer, caches_of, engine, is_clean, run, settings
 from trtkit.errors import ExecutionError
-from trtkit.llm.cache.imports import Imports
+from trtkit.llm.cache.host import SavedSequences, SequenceTier
+from trtkit.llm.cache.transfers import DropSequence
 from trtkit.llm.engine import Request
 from trtkit.llm.execution import CacheForm, SavedSequence
 
@@ -127,16 +128,19 @@ def test_memory_is_bounded_and_the_oldest_gives_way() -> None:
     def saved() -> SavedSequence:
         return SavedSequence(CacheForm("", 20, ()), torch.zeros(100, dtype=torch.uint8))
 
-    imports, prompts = Imports(250), [np.arange(start, start + 20) for start in range(4)]
+    of_numbers, transfers, prompts = SavedSequences(), list[Any](), [np.arange(start, start + 20) for start in range(4)]
+    imports = SequenceTier(250, of_numbers, transfers, 16)
     for prompt in prompts[:2]:
-        assert imports.add(prompt, saved())
-    assert imports.add(prompts[0], saved())  # again, so the other is older now
-    assert imports.add(prompts[2], saved())
-    assert (len(imports), imports.size_bytes) == (2, 200)
+        assert imports.put(prompt, saved())
+    assert imports.put(prompts[0], saved())  # again, so the other is older now
+    assert imports.put(prompts[2], saved())
+    assert (len(imports), imports.store.size_bytes) == (2, 200)
+    assert transfers == [DropSequence(2)]
     assert imports.take(prompts[1], 1) is None
     assert imports.take(prompts[0], 20) is None  # the last token is always computed
     taken = imports.take(np.append(prompts[0], 99), 20)
     assert taken is not None
     assert taken[1] == 20
-    assert (len(imports), imports.size_bytes) == (1, 100)
-    assert not imports.add(prompts[3], SavedSequence(CacheForm("", 20, ()), torch.zeros(251, dtype=torch.uint8)))
+    assert (len(imports), imports.store.size_bytes) == (1, 100)
+    assert list(of_numbers.data) == [2, 3]  # the second goes with its transfer
+    assert not imports.put(prompts[3], SavedSequence(CacheForm("", 20, ()), torch.zeros(251, dtype=torch.uint8)))

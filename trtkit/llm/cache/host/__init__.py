@@ -2,7 +2,7 @@
 
 from trtkit.llm.cache.host.blocks import BlockTier
 from trtkit.llm.cache.host.files import FileTier
-from trtkit.llm.cache.host.sequences import SequenceTier
+from trtkit.llm.cache.host.sequences import SavedSequences, SequenceTier
 from trtkit.llm.cache.host.store import HostStore
 
-__all__ = ["BlockTier", "FileTier", "HostStore", "SequenceTier"]
+__all__ = ["BlockTier", "FileTier", "HostStore", "SavedSequences", "SequenceTier"]

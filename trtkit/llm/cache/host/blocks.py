@@ -6,12 +6,14 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from trtkit.llm.cache.held_blocks import ChangeLog
 from trtkit.llm.cache.host.store import HostStore
 from trtkit.llm.cache.transfers import AwaitBlocks, FillRows, LoadBlocks, SaveBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from trtkit.llm.cache.held_blocks import Block
     from trtkit.llm.cache.host.files import FileTier
     from trtkit.llm.cache.host.link import Link
     from trtkit.llm.cache.transfers import Transfer
@@ -40,7 +42,7 @@ class BlockTier:
 
     tokens, size_bytes: of a block. link: that blocks are copied over. files: where blocks are written too, and found
     when the memory has them no longer. rows: of the memory. filled: what rows are to hold that were read from files,
-    until it is there.
+    until it is there. changes: the blocks that the memory has.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class BlockTier:
         self._free: list[int] = []
         self._taken = 0  # rows that were ever used
         self._unwritten: deque[_Unwritten] = deque()
+        self._kept: dict[bytes, Block] = {}
+        self.changes = ChangeLog(lambda: ((key, [block]) for key, block in self._kept.items()))
         self.store = HostStore[int](self.rows * size_bytes, self._drop)
 
     @property
@@ -72,19 +76,20 @@ class BlockTier:
         """Whether a block can be brought back."""
         return key in self.store or self._is_in_file(key)
 
-    def keep(self, keys: Sequence[bytes], places: Sequence[int], most: int | None = None) -> None:
+    def keep(self, blocks: Sequence[Block], places: Sequence[int], most: int | None = None) -> None:
         """Save blocks that the host does not have, as far as there is room, from the first of a sequence on.
 
         most: how many at most; any number if None.
         """
-        store = self.store
+        store, keys = self.store, [block.key for block in blocks]
         retained = store.retain(keys)
         new: list[bytes] = []
         new_places: list[int] = []
-        for key, place in zip(keys, places, strict=True):
+        for block, place in zip(blocks, places, strict=True):
+            key = block.key
             if key in store:
                 continue
-            if len(new) == most or self._take_row(key) is None:
+            if len(new) == most or self._take_row(block) is None:
                 break
             retained += store.retain([key])
             new.append(key)
@@ -98,24 +103,24 @@ class BlockTier:
         store.release(retained)
         store.touch(keys)
 
-    def find(self, keys: Sequence[bytes], first: int, least: int) -> tuple[list[bytes], int]:
+    def find(self, blocks: Sequence[Block], first: int, least: int) -> tuple[list[bytes], int]:
         """Return a sequence's blocks that are kept from `first` on, and retain them, if they are at least `least`.
 
         Those that only files have are read, here and now: whether a file is sound decides how much is found. Return,
         too, how many were read.
         """
         stop = first
-        while stop < len(keys) and self.holds(keys[stop]):
+        while stop < len(blocks) and self.holds(blocks[stop].key):
             stop += 1
         retained: list[bytes] = []
         read: list[int] = []
         if stop - first >= least:
-            for key in keys[first:stop]:
-                if key not in self.store:
-                    if not self._read(key):
+            for block in blocks[first:stop]:
+                if block.key not in self.store:
+                    if not self._read(block):
                         break
-                    read.append(self.store.get(key))
-                retained += self.store.retain([key])
+                    read.append(self.store.get(block.key))
+                retained += self.store.retain([block.key])
         if read:
             self._transfers.append(FillRows(tuple(read)))
         if len(retained) >= least:
@@ -123,9 +128,9 @@ class BlockTier:
         self.store.release(retained)
         return [], 0
 
-    def copied_bytes(self, keys: Sequence[bytes]) -> int:
+    def copied_bytes(self, blocks: Sequence[Block]) -> int:
         """Return the bytes to copy out, of those blocks that the host does not have, and back, of all of them."""
-        return (len(keys) + sum(key not in self.store for key in keys)) * self.size_bytes
+        return (len(blocks) + sum(block.key not in self.store for block in blocks)) * self.size_bytes
 
     def load(self, keys: Sequence[bytes], places: Sequence[int]) -> Arrival | None:
         """Copy blocks that are kept to their places in the caches; return when they come, None if that is at once."""
@@ -142,9 +147,9 @@ class BlockTier:
             self._awaited = arrival.number
             self._transfers.append(AwaitBlocks(arrival.number))
 
-    def has_room(self, keys: Sequence[bytes]) -> bool:
+    def has_room(self, blocks: Sequence[Block]) -> bool:
         """Whether all these blocks could be retained at once."""
-        missing = sum(not self.store.is_retained(key) for key in keys)
+        missing = sum(not self.store.is_retained(block.key) for block in blocks)
         return self.store.retained_bytes + missing * self.size_bytes <= self.store.limit_bytes
 
     def note_saved(self, save: SaveBlocks, has_come: Callable[[], bool]) -> None:
@@ -164,7 +169,7 @@ class BlockTier:
             waiting = sum(len(each.keys) for each in self._unwritten) * self.size_bytes
             if first.has_come is not None and first.has_come():
                 for key in first.keys:
-                    files.put(key, self.tokens, data_of(self.store.get(key)))
+                    files.put(self._kept[key].preimage, self.tokens, data_of(self.store.get(key)))
             elif waiting <= _MOST_UNWRITTEN * self.store.limit_bytes:
                 return
             self._unwritten.popleft()
@@ -173,18 +178,18 @@ class BlockTier:
     def _is_in_file(self, key: bytes) -> bool:
         return self._files is not None and key in self._files
 
-    def _read(self, key: bytes) -> bool:
+    def _read(self, block: Block) -> bool:
         """Read a block from its file for a row of the memory; return whether it could be read, and there is room."""
-        data = None if self._files is None else self._files.read(key)
+        data = None if self._files is None else self._files.read(block.key)
         if data is None or len(data) != self.size_bytes:
             return False
-        row = self._take_row(key)
+        row = self._take_row(block)
         if row is None:
             return False
         self.filled[row] = data
         return True
 
-    def _take_row(self, key: bytes) -> int | None:
+    def _take_row(self, block: Block) -> int | None:
         """Return the row for a new block; None if retained blocks leave no room."""
         if not self.store.make_room(self.size_bytes):
             return None
@@ -192,8 +197,12 @@ class BlockTier:
             row = self._free.pop()
         else:
             row, self._taken = self._taken, self._taken + 1
-        self.store.put(key, self.size_bytes, row)
+        self.store.put(block.key, self.size_bytes, row)
+        self._kept[block.key] = block
+        self.changes.note_held(block.key, lambda: [block])
         return row
 
-    def _drop(self, _key: bytes, row: int) -> None:
+    def _drop(self, key: bytes, row: int) -> None:
         self._free.append(row)
+        del self._kept[key]
+        self.changes.note_lost(key)

@@ -1,8 +1,8 @@
 """Files of what host memory has: a block each, written under another name and renamed, checked whenever one is read.
 
-A file is a header of 144 bytes and the block. The header has a magic number, whose cache the block is of, the block's
-key, its size, its tokens, and a digest of all that and the block. So what is torn, damaged or of another model is never
-read; it is removed.
+A file is a header of 152 bytes, the bytes that the block's key is the digest of, and the block. The header has a magic
+number, whose cache the block is of, the key, both sizes, the block's tokens, and a digest of all that and the rest. So
+what is torn, damaged or of another model is never read; it is removed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trtkit.errors import RequestError
 from trtkit.files import open_lock, open_regular
+from trtkit.llm.cache.held_blocks import digest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_MAGIC = b"TRTKITK1"
-_HEADER = struct.Struct("<8s32s32sQQ")  # magic, identity, key, bytes, tokens
+_MAGIC = b"TRTKITK2"
+_HEADER = struct.Struct("<8s32s32sQQQ")  # magic, identity, key, bytes of its preimage and of the block, tokens
 _DIGEST_BYTES = 56
 _OVERHEAD = _HEADER.size + _DIGEST_BYTES
 _SUFFIX, _TEMPORARY = ".kv", ".new"
 _POLL_S = 0.5
 _MOST_WAITING_BYTES = 256 << 20
+_MOST_PREIMAGE_BYTES = 64 << 20
 
 
 class _File(NamedTuple):
@@ -41,6 +43,7 @@ class _File(NamedTuple):
 
 class _Order(NamedTuple):
     key: bytes
+    preimage: bytes
     tokens: int
     data: bytes
 
@@ -71,6 +74,7 @@ class FileTier:
         self._orders: queue.SimpleQueue[_Order | threading.Event | None] = queue.SimpleQueue()
         self._waiting: dict[bytes, int] = {}
         self.size_bytes = self.failures = 0
+        self._changes: list[tuple[bytes, bytes | None]] | None = None
         try:
             if not folder.exists():
                 folder.mkdir(mode=0o700, parents=True)
@@ -104,14 +108,29 @@ class FileTier:
         with self._lock:
             return {file.tokens for file in self._files.values()}
 
-    def put(self, key: bytes, tokens: int, data: bytes) -> None:
-        """Have a block written, unless it is there or too many wait to be written."""
+    def changes(self) -> list[tuple[bytes, bytes | None]]:
+        """Return keys with their preimages, or None for files that are gone, since the last call; all the first time.
+
+        Preimages say what blocks hold. A file whose key is not the digest of its preimage is left out.
+        """
+        with self._lock:
+            if self._changes is None:
+                preimages = (
+                    (key, _read_preimage(self._path(key, file.tokens), key)) for key, file in self._files.items()
+                )
+                self._changes = [(key, preimage) for key, preimage in preimages if preimage is not None]
+            changes, self._changes = self._changes, []
+            return changes
+
+    def put(self, preimage: bytes, tokens: int, data: bytes) -> None:
+        """Have a block written, unless it is there or too many wait to be written. Its key is the preimage's digest."""
+        key = digest(preimage)
         with self._lock:
             is_full = sum(self._waiting.values()) + len(data) > _MOST_WAITING_BYTES
             if key in self._files or key in self._waiting or (is_full and self._waiting):
                 return
             self._waiting[key] = len(data)
-        self._orders.put(_Order(key, tokens, data))
+        self._orders.put(_Order(key, preimage, tokens, data))
 
     def read(self, key: bytes) -> bytes | None:
         """Return a block; None, and remove the file, if it is not what was written."""
@@ -168,21 +187,23 @@ class FileTier:
                 order.set()
                 continue
             with contextlib.suppress(OSError):
-                self._write(*order)
+                self._write(order)
             with self._lock:
                 del self._waiting[order.key]
 
-    def _write(self, key: bytes, tokens: int, data: bytes) -> None:
-        size = _OVERHEAD + len(data)
+    def _write(self, order: _Order) -> None:
+        key, preimage, tokens, data = order
+        size = _OVERHEAD + len(preimage) + len(data)
         if size > self._limit_bytes:
             return
         self._make_room(size)
-        header = _HEADER.pack(_MAGIC, self._identity, key, len(data), tokens)
+        header = _HEADER.pack(_MAGIC, self._identity, key, len(preimage), len(data), tokens)
         temporary = self._folder / f"{secrets.token_hex(8)}{_TEMPORARY}"
         try:
             with open(temporary, "xb", opener=_open_private) as file:
                 file.write(header)
-                file.write(_digest(header, data))
+                file.write(_digest(header, preimage, data))
+                file.write(preimage)
                 file.write(data)
             temporary.replace(self._path(key, tokens))
         except BaseException:
@@ -191,6 +212,8 @@ class FileTier:
         with self._lock:
             self._files[key] = _File(size, tokens)
             self.size_bytes += size
+            if self._changes is not None:
+                self._changes.append((key, preimage))
 
     def _make_room(self, size: int) -> None:
         """Remove the least recently used files until `size` bytes fit."""
@@ -204,6 +227,8 @@ class FileTier:
         with self._lock:
             file = self._files.pop(key, None)
             self.size_bytes -= 0 if file is None else file.size_bytes
+            if self._changes is not None and file is not None:
+                self._changes.append((key, None))
 
     def _path(self, key: bytes, tokens: int) -> Path:
         return self._folder / f"{key.hex()}.{tokens}{_SUFFIX}"
@@ -213,10 +238,11 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _digest(header: bytes, data: bytes) -> bytes:
-    digest = blake2b(header, digest_size=_DIGEST_BYTES)
-    digest.update(data)
-    return digest.digest()
+def _digest(*parts: bytes) -> bytes:
+    hashed = blake2b(digest_size=_DIGEST_BYTES)
+    for part in parts:
+        hashed.update(part)
+    return hashed.digest()
 
 
 def _parts(name: str) -> tuple[bytes | None, int]:
@@ -235,11 +261,24 @@ def _read(path: Path, identity: bytes, key: bytes, known: _File) -> bytes | None
     """Return the block of a file, None if anything about it is wrong."""
     try:
         with open_regular(path) as file:
-            header, digest = file.read(_HEADER.size), file.read(_DIGEST_BYTES)
-            size = known.size_bytes - _OVERHEAD
-            if header != _HEADER.pack(_MAGIC, identity, key, max(size, 0), known.tokens):
+            header, checked = file.read(_HEADER.size), file.read(_DIGEST_BYTES)
+            *names, preimage_bytes, size, tokens = _HEADER.unpack(header)
+            is_of = (*names, _OVERHEAD + preimage_bytes + size, tokens)
+            if is_of != (_MAGIC, identity, key, known.size_bytes, known.tokens):
                 return None
-            data = file.read(size + 1)
-    except (OSError, ValueError):
+            preimage, data = file.read(preimage_bytes), file.read(size + 1)
+    except (OSError, ValueError, struct.error):
         return None
-    return data if len(data) == size and digest == _digest(header, data) else None
+    return data if len(data) == size and checked == _digest(header, preimage, data) else None
+
+
+def _read_preimage(path: Path, key: bytes) -> bytes | None:
+    """Return what a file's key is the digest of, None if the file says something else."""
+    try:
+        with open_regular(path) as file:
+            magic, *_, size, _, _ = _HEADER.unpack(file.read(_HEADER.size))
+            file.seek(_OVERHEAD)
+            preimage = file.read(size) if magic == _MAGIC and size <= _MOST_PREIMAGE_BYTES else b""
+    except (OSError, ValueError, struct.error):
+        return None
+    return preimage if digest(preimage) == key else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 T = TypeVar("T")
 
@@ -22,12 +22,12 @@ class _Entry(Generic[T]):
 class HostStore(Generic[T]):
     """Values of known sizes. Retained ones stay; all others are evicted for what is put later.
 
-    on_drop: takes the key and the value of what gives way. drops: how often something has.
+    on_drop: takes the key and the value of what gives way.
     """
 
     def __init__(self, limit_bytes: int, on_drop: Callable[[bytes, T], None] = lambda _key, _value: None) -> None:
         self.limit_bytes, self._on_drop = limit_bytes, on_drop
-        self.size_bytes = self.retained_bytes = self.drops = 0
+        self.size_bytes = self.retained_bytes = 0
         self._entries: OrderedDict[bytes, _Entry[T]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -39,6 +39,10 @@ class HostStore(Generic[T]):
     def get(self, key: bytes) -> T:
         """Return a value that is kept."""
         return self._entries[key].value
+
+    def items(self) -> Iterator[tuple[bytes, T]]:
+        """Yield all that is kept."""
+        return ((key, entry.value) for key, entry in self._entries.items())
 
     def make_room(self, size_bytes: int) -> bool:
         """Evict what was used least recently until so many bytes fit; return False if retained values leave no room."""
@@ -61,6 +65,13 @@ class HostStore(Generic[T]):
         assert self.size_bytes + size_bytes <= self.limit_bytes
         self._entries[key] = _Entry(size_bytes, value)
         self.size_bytes += size_bytes
+
+    def pop(self, key: bytes) -> T:
+        """Return a value that is kept, and not retained, and keep it no longer."""
+        entry = self._entries.pop(key)
+        assert not entry.retained
+        self.size_bytes -= entry.size_bytes
+        return entry.value
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """Note that blocks of a sequence are used; later ones give way before those that they follow."""
@@ -89,7 +100,4 @@ class HostStore(Generic[T]):
         return key in self._entries and self._entries[key].retained > 0
 
     def _drop(self, key: bytes) -> None:
-        entry = self._entries.pop(key)
-        self.size_bytes -= entry.size_bytes
-        self.drops += 1
-        self._on_drop(key, entry.value)
+        self._on_drop(key, self.pop(key))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from hashlib import blake2b
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from trtkit.jobs.json_form import to_json
-from trtkit.llm.cache import block_keys, contents
-from trtkit.llm.cache.host import BlockTier, FileTier, SequenceTier
+from trtkit.llm.cache.held_blocks import Change, block_of, chain, contents
+from trtkit.llm.cache.host import BlockTier, FileTier, SavedSequences, SequenceTier
 from trtkit.llm.cache.host.link import Link
 from trtkit.llm.cache.transfers import LoadSequence, SaveSequence
 from trtkit.llm.sequences import UNKNOWN
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from trtkit.arrays import Array
+    from trtkit.llm.cache.held_blocks import Block
     from trtkit.llm.cache.host.blocks import Arrival
     from trtkit.llm.cache.host.files import CacheFolder
     from trtkit.llm.cache.transfers import CacheLayout, Transfer
@@ -53,7 +56,8 @@ class HostTier:
 
     It decides what is saved and loaded, and appends that to `transfers`; who carries them out has the memory. Its
     decisions depend on what earlier copies have taken, and on whether files are sound, which are read at once.
-    Raises RequestError for a folder that cannot be used.
+    Raises RequestError for a folder that cannot be used. block_tokens: of each block. imports: what other engines
+    computed, in memory of its own, until a prompt takes it.
     """
 
     def __init__(
@@ -67,8 +71,8 @@ class HostTier:
     ) -> None:
         self._cache, self._slots, limit_bytes = cache, slots, options.host_cache_bytes
         self._costs, self._transfers = costs, transfers
-        tokens = -(-options.host_block_tokens // cache.block_multiple) * cache.block_multiple
-        tokens = tokens if cache.pages is None else cache.pages.page_tokens
+        tokens = math.lcm(options.host_block_tokens, cache.block_multiple)
+        self.block_tokens = tokens = tokens if cache.pages is None else cache.pages.page_tokens
         size = cache.form(tokens).size_bytes if limit_bytes and not cache.has_slot_memory else 0
         has_blocks = 0 < size <= limit_bytes
         keeps = has_blocks or (cache.has_states and limit_bytes > 0)
@@ -76,13 +80,23 @@ class HostTier:
         self.files = None if folder is None else _open_files(folder, cache, tokens)
         self.link = Link(clock, is_background=options.copies_in_background)
         self.blocks = BlockTier(tokens, size, limit_bytes, self.files, transfers, self.link) if has_blocks else None
-        self.sequences = SequenceTier(limit_bytes if cache.has_states else 0, self.files, self._of_bytes, transfers)
+        most_bytes = limit_bytes if cache.has_states else 0
+        self.saved = SavedSequences()
+        self.sequences = SequenceTier(most_bytes, self.saved, transfers, tokens, self.files, self._of_bytes)
+        self.imports = SequenceTier(options.most_imported_bytes, self.saved, transfers, tokens)
         if cache.pages is not None and self.blocks is not None:
             cache.pages.on_evict = self._keep_pages
             if self.link.is_background:
                 cache.pages.tree.is_saved = self.blocks.store.__contains__
         self._saved: Ints = np.zeros(slots.count, np.int64)  # first blocks of each slot that were saved ahead
         self._versions: Ints = np.zeros(slots.count, np.int64)
+
+    def changes(self) -> Iterator[Change]:
+        """Yield what memory and files have come to hold and have lost since the last call."""
+        yield from self.imports.changes.take()
+        yield from self.sequences.changes.take() if self.blocks is None else self.blocks.changes.take()
+        for key, preimage in () if self.files is None else self.files.changes():
+            yield Change(key, preimage is not None, () if preimage is None else self._blocks_of(preimage))
 
     @property
     def size_bytes(self) -> int:
@@ -101,11 +115,11 @@ class HostTier:
         """
         ids = self._known(slot, most)
         if self.blocks is not None:
-            keys = self._keys(ids, self._slots.sequences.soft.get(slot))
+            blocks = self._chain(ids, self._slots.sequences.soft.get(slot))
             most = None if is_retained and self._cache.pages is None else self._room()
-            if self._is_worth(self.blocks, self._copied_bytes(keys), len(keys) * self.blocks.tokens):
-                self.blocks.keep(keys, self._places(slot, 0, len(keys)), most)
-            return self.blocks.store.retain(keys) if is_retained else []
+            if self._is_worth(self.blocks, self._copied_bytes(blocks), len(blocks) * self.blocks.tokens):
+                self.blocks.keep(blocks, self._places(slot, 0, len(blocks)), most)
+            return self.blocks.store.retain(block.key for block in blocks) if is_retained else []
         key = self._keep_whole(slot, ids)
         return self.sequences.store.retain([key]) if is_retained and key is not None else []
 
@@ -113,7 +127,7 @@ class HostTier:
         """Whether there is room for all that a slot has cached."""
         ids = self._known(slot)
         if self.blocks is not None:
-            return self.blocks.has_room(self._keys(ids, self._slots.sequences.soft.get(slot)))
+            return self.blocks.has_room(self._chain(ids, self._slots.sequences.soft.get(slot)))
         if slot in self._slots.sequences.soft:
             return False
         store, size = self.sequences.store, self._cache.form(len(ids)).size_bytes if len(ids) else 0
@@ -136,18 +150,18 @@ class HostTier:
         if self.blocks.is_empty:
             return None
         size, first = self.blocks.tokens, common // self.blocks.tokens
-        keys, read = self.blocks.find(self._keys(ids[:-1], soft), first, -(-least // size) - first)
+        keys, read = self.blocks.find(self._chain(ids[:-1], soft), first, -(-least // size) - first)
         return HostPrefix((first + len(keys)) * size, read * size, first, keys) if keys else None
 
     def tokens_of(self, ids: Ints, common: int) -> int:
         """Return how many tokens of a prompt are cached: the first `common` elsewhere, and the next blocks here."""
         if self.blocks is None or self.blocks.is_empty:
             return common
-        block = common // self.blocks.tokens
-        keys = self._keys(ids[:-1], None)
-        while block < len(keys) and self.blocks.holds(keys[block]):
-            block += 1
-        return max(common, block * self.blocks.tokens)
+        count = common // self.blocks.tokens
+        blocks = self._chain(ids[:-1], None)
+        while count < len(blocks) and self.blocks.holds(blocks[count].key):
+            count += 1
+        return max(common, count * self.blocks.tokens)
 
     def load(self, slot: int, on_host: HostPrefix) -> Arrival | None:
         """Load what the host has into a slot, which has memory for it; return when it comes, if steps run meanwhile."""
@@ -174,14 +188,10 @@ class HostTier:
         """
         if self.blocks is None or not self.link.is_idle or not self._is_worth_loading(self.blocks):
             return
-        keys, places, most = [], [], max(1, self.link.staged_bytes // self.blocks.size_bytes)
-        for key, place in self._unsaved(self.blocks, slots):
-            keys.append(key)
-            places.append(place)
-            if len(keys) == most:
-                break
-        if keys:
-            self.blocks.keep(keys, places)
+        most = max(1, self.link.staged_bytes // self.blocks.size_bytes)
+        unsaved = list(islice(self._unsaved(self.blocks, slots), most))
+        if unsaved:
+            self.blocks.keep([block for block, _ in unsaved], [place for _, place in unsaved])
 
     def next_save(self, decoding: Ints) -> tuple[float, int]:
         """Return when `save_ahead` has something to do, or after how many tokens of `decoding` slots; both at least."""
@@ -200,10 +210,10 @@ class HostTier:
         """Save all that is cached, a part at a time: each is to be carried out, and written, before the next."""
         pages = self._cache.pages
         if pages is not None and self.blocks is not None:
-            found = list(pages.tree.keys().items())
+            found = list(pages.tree.blocks().items())
             for start in range(0, len(found), _CHUNK):
                 part = found[start : start + _CHUNK]
-                self.blocks.keep([key for _, key in part], [page for page, _ in part])
+                self.blocks.keep([block for _, block in part], [page for page, _ in part])
                 yield
         else:
             for slot in self._slots.cached.nonzero()[0].tolist():
@@ -222,18 +232,18 @@ class HostTier:
         if key not in self.sequences.store:
             size = self._cache.form(len(ids)).size_bytes
             is_worth = self._is_worth(self.sequences, 2 * size, len(ids))
-            number = self.sequences.add(key, len(ids), size) if is_worth else None
+            number = self.sequences.add(key, ids, size) if is_worth else None
             if number is None:
                 return None
             self._transfers.append(SaveSequence(number, slot, len(ids), self._pages_of(slot)))
         self.sequences.store.touch([key])
         return key
 
-    def _keep_pages(self, pages: Sequence[int], keys: Sequence[bytes]) -> None:
+    def _keep_pages(self, pages: Sequence[int], blocks: Sequence[Block]) -> None:
         """Save pages that are about to be overwritten, the last of a sequence first."""
         assert self.blocks is not None
-        if self._is_worth(self.blocks, self._copied_bytes(keys), len(keys) * self.blocks.tokens):
-            self.blocks.keep(keys[::-1], pages[::-1], self._room())
+        if self._is_worth(self.blocks, self._copied_bytes(blocks), len(blocks) * self.blocks.tokens):
+            self.blocks.keep(blocks[::-1], pages[::-1], self._room())
 
     @property
     def _most_ahead(self) -> int:
@@ -253,41 +263,41 @@ class HostTier:
         self._versions[:] = versions
         return self._saved
 
-    def _unsaved(self, blocks: BlockTier, slots: Callable[[], Iterator[int]]) -> Iterator[tuple[bytes, int]]:
-        """Yield what the host has not, key and place in the caches, in the order in which memory is taken."""
+    def _unsaved(self, blocks: BlockTier, slots: Callable[[], Iterator[int]]) -> Iterator[tuple[Block, int]]:
+        """Yield blocks that the host has not, and their places in the caches, in the order in which memory is taken."""
         pages, left = self._cache.pages, self._most_ahead - self._saved_ahead()
         while pages is not None and pages.tree.has_unsaved and left > 0:
-            key_of_page = pages.tree.next_unsaved()[::-1]
+            page, block = pages.tree.next_unsaved()
             left -= 1
-            if key_of_page[0] not in blocks.store:
-                yield key_of_page
+            if block.key not in blocks.store:
+                yield block, page
         for slot in slots() if left > 0 else ():
             if self._slots.cached[slot] // blocks.tokens - self._saved[slot] < _RUNNING_BLOCKS:
                 continue
-            keys = self._slot_keys(slot)
-            for number in range(int(self._saved[slot]), len(keys)):
+            slot_blocks = self._slot_blocks(slot)
+            for number in range(int(self._saved[slot]), len(slot_blocks)):
                 if left <= 0:
                     return
                 left, self._saved[slot] = left - 1, number + 1
-                if keys[number] not in blocks.store:
-                    yield keys[number], self._places(slot, number, 1)[0]
+                if slot_blocks[number].key not in blocks.store:
+                    yield slot_blocks[number], self._places(slot, number, 1)[0]
 
-    def _slot_keys(self, slot: int) -> list[bytes]:
-        """Return the keys of a slot's full blocks, as far as they can be found in its pages."""
+    def _slot_blocks(self, slot: int) -> list[Block]:
+        """Return a slot's full blocks, as far as they can be found in its pages."""
         pages = self._cache.pages
         if pages is None:
-            return self._keys(self._known(slot), self._slots.sequences.soft.get(slot))
-        return [pages.tree.key(page) for page in pages.pages_of(slot)[: pages.registered[slot]]]
+            return self._chain(self._known(slot), self._slots.sequences.soft.get(slot))
+        return [pages.tree.block(page) for page in pages.pages_of(slot)[: pages.registered[slot]]]
 
     def _room(self) -> int | None:
         """Return how many blocks can be saved so that no step waits; None, any number, where steps wait for all."""
         assert self.blocks is not None
         return self.link.room_bytes // self.blocks.size_bytes if self.link.is_background else None
 
-    def _copied_bytes(self, keys: Sequence[bytes]) -> int:
+    def _copied_bytes(self, blocks: Sequence[Block]) -> int:
         """Return the bytes to wait for if blocks are saved and loaded again."""
         assert self.blocks is not None
-        return len(keys) * self.blocks.size_bytes if self.link.is_background else self.blocks.copied_bytes(keys)
+        return len(blocks) * self.blocks.size_bytes if self.link.is_background else self.blocks.copied_bytes(blocks)
 
     def _is_worth_loading(self, blocks: BlockTier) -> bool:
         token_s = self._costs.prompt_token_s
@@ -312,9 +322,15 @@ class HostTier:
     def _pages_of(self, slot: int) -> tuple[int, ...]:
         return () if self._cache.pages is None else tuple(self._cache.pages.pages_of(slot))
 
-    def _keys(self, ids: Ints, soft: SoftTokens | None) -> list[bytes]:
+    def _blocks_of(self, preimage: bytes) -> list[Block]:
+        """Return the blocks of a file, by the bytes that its key is the digest of."""
+        if self.blocks is not None:
+            return [block_of(preimage)]
+        return chain(contents(np.frombuffer(preimage, np.int64), self.block_tokens))
+
+    def _chain(self, ids: Ints, soft: SoftTokens | None) -> list[Block]:
         assert self.blocks is not None
-        return block_keys(contents(ids, self.blocks.tokens, soft))
+        return chain(contents(ids, self.blocks.tokens, soft))
 
     def _known(self, slot: int, most: int | None = None) -> Ints:
         """Return the tokens that a slot has cached and the host knows, as they are compared."""

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.cache_files import IDENTITY, LIMIT, block, key_of
+from tests.support.cache_files import IDENTITY, LIMIT, block, key_of, preimage_of
 from trtkit.errors import RequestError
+from trtkit.llm.cache.held_blocks import digest
 from trtkit.llm.cache.host import FileTier
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def test_what_was_written_is_found_by_the_next_process_and_only_for_the_same_mod
     opened: Callable[..., FileTier],
 ) -> None:
     files = opened()
-    files.put(key_of(1), 16, block(1))
+    files.put(preimage_of(1), 16, block(1))
     files.flush()
     assert key_of(1) in opened()
     files = opened()
@@ -57,7 +58,7 @@ def test_what_was_written_is_found_by_the_next_process_and_only_for_the_same_mod
 def test_the_least_recently_used_files_are_removed(opened: Callable[..., FileTier], tmp_path: Path) -> None:
     files = opened()
     for number in range(30):
-        files.put(key_of(number), 16, block(number))
+        files.put(preimage_of(number), 16, block(number))
         files.flush()
         assert files.read(key_of(0)) == block(0)  # the first is used all the time
         assert sum(path.stat().st_size for path in written(tmp_path)) == files.size_bytes <= LIMIT
@@ -86,7 +87,7 @@ def test_a_damaged_file_is_removed_and_not_read(
 ) -> None:
     files = opened()
     for number in (1, 2):
-        files.put(key_of(number), 16, block(number))
+        files.put(preimage_of(number), 16, block(number))
     files.flush()
     (path,) = (path for path in written(tmp_path) if path.name.startswith(key_of(1).hex()))
     damage(path, path.read_bytes())
@@ -95,14 +96,14 @@ def test_a_damaged_file_is_removed_and_not_read(
     assert key_of(1) not in files
     assert len(written(tmp_path)) == 1
     assert files.read(key_of(2)) == block(2)
-    files.put(key_of(1), 16, block(1))
+    files.put(preimage_of(1), 16, block(1))
     files.flush()
     assert files.read(key_of(1)) == block(1)
 
 
 def test_a_file_under_the_name_of_another_is_not_read(opened: Callable[..., FileTier], tmp_path: Path) -> None:
     files = opened()
-    files.put(key_of(1), 16, block(1))
+    files.put(preimage_of(1), 16, block(1))
     files.flush()
     (path,) = written(tmp_path)
     path.rename(path.with_name(path.name.replace(key_of(1).hex(), key_of(2).hex())))
@@ -153,16 +154,43 @@ def test_a_folder_is_one_process_s_own(opened: Callable[..., FileTier], tmp_path
 
 def test_nobody_else_may_read_the_folder(opened: Callable[..., FileTier], tmp_path: Path) -> None:
     files = opened()
-    files.put(key_of(1), 16, block(1))
+    files.put(preimage_of(1), 16, block(1))
     files.flush()
     assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o700]
     assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("*/*.kv")} == {0o600}
 
 
 def test_a_folder_under_the_name_of_a_file_is_left_alone(opened: Callable[..., FileTier], tmp_path: Path) -> None:
-    opened().put(key_of(1), 16, block(1))
+    opened().put(preimage_of(1), 16, block(1))
     (folder,) = tmp_path.iterdir()
     for name in (f"{key_of(2).hex()}.16.kv", f"{key_of(1).hex()}.17.kv", "x.new"):
         (folder / name).mkdir()
     files = opened()
     assert (len(files), files.read(key_of(1))) == (1, block(1))
+
+
+def test_changes_are_all_files_first_then_those_that_come_and_go(
+    opened: Callable[..., FileTier], tmp_path: Path
+) -> None:
+    files = opened()
+    files.put(preimage_of(1), 16, block(1))
+    files.put(preimage_of(2), 16, block(2))
+    files.flush()
+    files = opened()
+    (second,) = (path for path in written(tmp_path) if path.name.startswith(key_of(2).hex()))
+    data = second.read_bytes()
+    second.write_bytes(data[:152] + b"?" + data[153:])  # the first byte of what its key is the digest of
+    assert files.changes() == [(key_of(1), preimage_of(1))]
+    assert files.read(key_of(2)) is None
+    for number in range(3, 18):
+        files.put(preimage_of(number), 16, block(number))
+    files.flush()
+    changes = files.changes()
+    assert changes[0] == (key_of(2), None)
+    held = {key_of(1)}
+    for key, preimage in changes[1:]:
+        assert preimage is None or key == digest(preimage)
+        held.add(key) if preimage is not None else held.remove(key)
+    assert held == {key_of(number) for number in range(1, 18) if key_of(number) in files}
+    assert key_of(1) not in held
+    assert files.changes() == []
