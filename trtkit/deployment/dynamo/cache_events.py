@@ -1,7 +1,7 @@
-"""Tells Dynamo's router after each step which blocks a worker holds, in whatever tier, and how full its cache is.
+"""Tells Dynamo's router after each step which blocks a worker holds in any tier, and how full its caches are.
 
-Events that a worker pushes to Dynamo 1.6.1 have no tier. So to the router, a block is stored as long as a tier has it:
-device, host memory, files or imports. The host keeps what takes less time to load than to compute.
+Events that a worker pushes to Dynamo 1.6.1 have no tier. For the router, a block is therefore stored as long as any
+tier has it: device, host memory, files or imports. The host keeps only what loads faster than it computes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trtkit.llm.engine import LLMEngine
     from trtkit.llm.execution import DecoderExecution
 
-_RANK = 0  # of data-parallel ranks, of which a worker has one
+_RANK = 0  # the only data-parallel rank of a worker
 log = logging.getLogger("trtkit.dynamo")
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class EventPublisher(Protocol):
     """Dynamo's KvEventPublisher."""
 
     def publish_batch(self, events: Sequence[Event]) -> None:
-        """Send events in their order."""
+        """Send events in order."""
         ...
 
 
@@ -47,9 +47,9 @@ class LoadPublisher(Protocol):
 
 
 class CacheEvents:
-    """An EngineThread's `on_step`. Publishers may be set at any time, from any thread: what is held then is sent first.
+    """An EngineThread's `on_step`. Publishers may be set at any time, from any thread, and first get all that is held.
 
-    A publisher that fails is told nothing more: requests go on, and are routed without it.
+    A publisher that fails is dropped: requests continue, and are routed without it.
     """
 
     def __init__(self, block_size: int = BLOCK_SIZE) -> None:
@@ -62,7 +62,7 @@ class CacheEvents:
 
     def update(self, engine: LLMEngine) -> None:
         """Publish what has changed since the last call; called in the engine's thread."""
-        if self.events is not None or self._blocks is not None:  # what has begun to be noted is taken
+        if self.events is not None or self._blocks is not None:  # once recording has started, changes must be taken
             changes = self._changes(engine)
             if self.events is not None and changes:
                 self.events = _told(self.events, lambda to: to.publish_batch(changes))
@@ -74,7 +74,7 @@ class CacheEvents:
 
     def _changes(self, engine: LLMEngine) -> list[Event]:
         gone: list[Block] = []
-        if self._engine() is not engine:  # the first, or one that a model made when it woke up, with empty caches
+        if self._engine() is not engine:  # the first engine, or one that a woken model has created, with empty caches
             self._engine = weakref.ref(engine)
             gone = [] if self._blocks is None else self._blocks.reachable
             self._blocks = None
@@ -92,7 +92,7 @@ def blocks_of(execution: DecoderExecution, block_size: int = BLOCK_SIZE) -> int:
 
 
 def load_of(engine: LLMEngine, block_size: int = BLOCK_SIZE) -> ComponentSnapshot:
-    """Return how full an engine's cache is. A slot that has ended is free: what it holds gives way."""
+    """Return how full an engine's caches are. Ended slots count as free, since their contents are evicted on demand."""
     slots = engine.slots
     used = int((-(-slots.cached[slots.is_running] // block_size)).sum())
     pages, total = engine.execution.cache.pages, blocks_of(engine.execution, block_size)
@@ -103,7 +103,7 @@ def load_of(engine: LLMEngine, block_size: int = BLOCK_SIZE) -> ComponentSnapsho
 
 
 def _told(publisher: T, tell: Callable[[T], None]) -> T | None:
-    """Return the publisher, None if it failed."""
+    """Return the publisher; None if it failed."""
     try:
         tell(publisher)
     except Exception:
@@ -113,7 +113,7 @@ def _told(publisher: T, tell: Callable[[T], None]) -> T | None:
 
 
 class StoredBlocks(TypedDict):
-    """Blocks that follow each other and that a cache holds now. parent_hash: of the block before; None at a start."""
+    """Consecutive blocks that a worker now holds. parent_hash: of the block before; None at the start of a sequence."""
 
     type: Literal["stored"]
     token_ids: list[int]
@@ -123,7 +123,7 @@ class StoredBlocks(TypedDict):
 
 
 class Removed(TypedDict):
-    """Blocks that a cache holds no more."""
+    """Blocks that a worker no longer holds."""
 
     type: Literal["removed"]
     block_hashes: list[int]
@@ -133,7 +133,7 @@ Event = StoredBlocks | Removed
 
 
 def stored(blocks: Sequence[Block], size: int) -> list[Event]:
-    """Return the events of blocks that have come, each after its parent, for a router that knows blocks of `size`."""
+    """Return the events of new blocks, each after its parent, for a router whose blocks have `size` tokens."""
     events: list[StoredBlocks] = []
     last = None
     for block in blocks:
@@ -159,12 +159,12 @@ def stored(blocks: Sequence[Block], size: int) -> list[Event]:
 
 
 def removed(blocks: Sequence[Block], size: int) -> list[Event]:
-    """Return the event of blocks that are gone, if there are some."""
+    """Return the event of blocks that are no longer held, if there are any."""
     hashes = [each for block in blocks for each in block_hashes(block.key, len(block.token_ids) // size)]
     return [Removed(type="removed", block_hashes=hashes)] if hashes else []
 
 
 def block_hashes(key: bytes, count: int) -> list[int]:
-    """Return the names, 64 bits with a sign, of the `count` blocks of the router's in a block of the cache."""
+    """Return signed 64-bit names for the router's `count` blocks within one block of the cache."""
     names = shake_128(key).digest(8 * count)
     return [int.from_bytes(names[start : start + 8], "little", signed=True) for start in range(0, 8 * count, 8)]

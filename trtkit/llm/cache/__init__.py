@@ -1,4 +1,4 @@
-"""Which pages of a pool hold which tokens: numbers only, on the host; the memory is the KV cache's.
+"""Page tables, prefixes and host tiers of cached tokens: numbers only; the memory is the KV cache's.
 
 Source: PagedAttention, https://arxiv.org/abs/2309.06180.
 """

@@ -1,4 +1,4 @@
-"""Blocks of cached tokens by key, and which of them an engine holds over all tiers: the events that a router needs."""
+"""Blocks of cached tokens by key, and which of them an engine holds in any tier: the source of a router's events."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 _KEY_BYTES = 32
 START = b""
-"""The key before the first block."""
+"""The parent key of a sequence's first block."""
 
 
 class Block(NamedTuple):
-    """A block of a sequence. key: a digest of the content and of `parent`, the key of the block before.
+    """A block of a sequence. key: digest of the content and of `parent`, the key of the previous block.
 
-    content: token ids as they are compared, and the keys of vectors that replace them.
+    content: token ids in the form in which they are compared, and the keys of vectors that replace some of them.
     """
 
     key: bytes
@@ -34,34 +34,34 @@ class Block(NamedTuple):
 
     @property
     def preimage(self) -> bytes:
-        """What the key is the digest of."""
+        """The bytes whose digest is the key."""
         return _preimage(self.parent, self.content)
 
     @property
     def token_ids(self) -> list[int]:
-        """The token ids, of a block that is nothing else."""
+        """The token ids of a block without vectors."""
         ids: list[int] = np.frombuffer(self.content, np.int64).tolist()
         return ids
 
 
 def digest(preimage: bytes) -> bytes:
-    """Return the key of these bytes."""
+    """Return the key of a preimage."""
     return blake2b(preimage, digest_size=_KEY_BYTES).digest()
 
 
 def block_after(parent: bytes, content: bytes) -> Block:
-    """Return the block with this content after the block `parent`."""
+    """Return the block with this content that follows the block `parent`."""
     return Block(digest(_preimage(parent, content)), parent, content)
 
 
 def block_of(preimage: bytes) -> Block:
-    """Return the block whose key is the digest of these bytes."""
+    """Return the block whose key is the digest of `preimage`."""
     stop = 1 + preimage[0]
     return Block(digest(preimage), preimage[1:stop], preimage[stop:])
 
 
 def chain(contents: Iterable[bytes], parent: bytes = START) -> list[Block]:
-    """Return the blocks of a sequence after the block `parent`, in order, by the content of each."""
+    """Return a sequence's blocks that follow the block `parent`, in order, from their contents."""
     blocks = []
     for content in contents:
         blocks.append(block_after(parent, content))
@@ -72,7 +72,10 @@ def chain(contents: Iterable[bytes], parent: bytes = START) -> list[Block]:
 def contents(
     ids: Ints, page_tokens: int, soft: SoftTokens | None = None, pages: slice = slice(None)
 ) -> Iterator[bytes]:
-    """Yield what each full page of a sequence holds: its tokens, and the keys of vectors that replace them."""
+    """Yield the content of each full page of a sequence:
+
+    its tokens, and the keys of vectors that replace some of them.
+    """
     first, stop, _ = pages.indices(len(ids) // page_tokens)
     for start in range(first * page_tokens, stop * page_tokens, page_tokens):
         content = ids[start : start + page_tokens].tobytes()
@@ -87,7 +90,7 @@ def _preimage(parent: bytes, content: bytes) -> bytes:
 
 
 class Change(NamedTuple):
-    """A tier holds a block, or a sequence of blocks, under this key now; or no longer, and then `blocks` is empty."""
+    """A tier now holds a block or a sequence of blocks under a key; or no longer does, and `blocks` is empty."""
 
     key: bytes
     is_held: bool
@@ -95,9 +98,9 @@ class Change(NamedTuple):
 
 
 class ChangeLog:
-    """What a tier has come to hold and has lost since `take` was last called; nothing is noted before the first call.
+    """What a tier has gained and lost since the last `take`; nothing is recorded before the first one.
 
-    held: gives all that the tier holds, by key.
+    held: returns everything the tier holds, by key.
     """
 
     def __init__(self, held: Callable[[], Iterable[tuple[bytes, Sequence[Block]]]]) -> None:
@@ -105,17 +108,17 @@ class ChangeLog:
         self._changes: list[Change] | None = None
 
     def note_held(self, key: bytes, blocks: Callable[[], Sequence[Block]]) -> None:
-        """Note that a tier has come to hold something."""
+        """Record that the tier now holds something."""
         if self._changes is not None:
             self._changes.append(Change(key, True, blocks()))
 
     def note_lost(self, key: bytes) -> None:
-        """Note that a tier has lost what it held."""
+        """Record that the tier has lost something."""
         if self._changes is not None:
             self._changes.append(Change(key, False))
 
     def take(self) -> list[Change]:
-        """Return the changes in order; the first time, all that is held."""
+        """Return the changes in order; the first time, everything that is held."""
         changes = self._changes
         if changes is None:
             changes = [Change(key, True, blocks) for key, blocks in self._held()]
@@ -125,7 +128,10 @@ class ChangeLog:
 
 @dataclass(eq=False)
 class _Held:
-    """A block, and how many tiers and slots hold it. is_reachable: whether all blocks before it are held, too."""
+    """A block, and the number of tiers and slots that hold it.
+
+    is_reachable: whether all blocks before it are held, too.
+    """
 
     block: Block
     holders: int = 0
@@ -133,18 +139,18 @@ class _Held:
 
 
 class HeldBlocks:
-    """The blocks that a prompt would find, in whichever tiers: those that are held, and all blocks before them.
+    """The blocks that a prompt would find in any tier: held blocks whose predecessors are all held, too.
 
-    Tiers report what they hold and lose. A block that moves from one tier to another stays reachable. Blocks of
-    adapters, blocks with images and what follows them are left out: their tokens do not say what is cached.
-    block_tokens: of each block.
+    Tiers report what they hold and lose. A block that moves from one tier to another stays reachable. Left out are
+    blocks of adapters, blocks with images, and all blocks that follow those: their tokens do not identify the content.
+    block_tokens: tokens per block.
     """
 
     def __init__(self, block_tokens: int) -> None:
         self.block_tokens = block_tokens
         self._held: dict[bytes, _Held] = {}
         self._next: dict[bytes, dict[bytes, None]] = {}
-        self._sequences: dict[bytes, tuple[Sequence[Block], int]] = {}  # and how many tiers hold each
+        self._sequences: dict[bytes, tuple[Sequence[Block], int]] = {}  # with the number of tiers that hold each
 
     @property
     def reachable(self) -> list[Block]:
@@ -152,7 +158,7 @@ class HeldBlocks:
         return [held.block for held in self._held.values() if held.is_reachable]
 
     def update(self, changes: Iterable[Change]) -> tuple[list[Block], list[Block]]:
-        """Take changes in order; return which blocks are reachable no longer, and new ones, parents first."""
+        """Apply changes in order; return the blocks that are no longer reachable, and new ones, parents first."""
         touched: dict[bytes, None] = {}
         for change in changes:
             for block in self._blocks_of(change):
@@ -182,7 +188,7 @@ class HeldBlocks:
         return blocks
 
     def _has_plain_tokens(self, block: Block) -> bool:
-        """Whether its token ids say what a block holds: no vectors replace some of them, and it has no adapter."""
+        """Whether a block's token ids identify its content: without vectors and without an adapter."""
         content = block.content
         return len(content) == 8 * self.block_tokens and not int.from_bytes(content[:8], "little") >> TOKEN_BITS
 
@@ -200,11 +206,11 @@ class HeldBlocks:
             del self._next[block.parent]
 
     def _has_start(self, block: Block) -> bool:
-        """Whether the block before is reachable."""
+        """Whether the previous block is reachable."""
         return block.parent == START or (block.parent in self._held and self._held[block.parent].is_reachable)
 
     def _walk(self, key: bytes, *, is_reachable: bool) -> Iterator[Block]:
-        """Change a block, and those after it that are held, to be reachable or not; yield them, parents first."""
+        """Set whether a block and the held blocks after it are reachable; yield those that change, parents first."""
         keys = [key]
         while keys:
             held = self._held[keys.pop()]
@@ -215,7 +221,7 @@ class HeldBlocks:
 
 
 class SlotBlocks:
-    """Follows the full blocks of slots, which no tier keeps by key. Only slots that have changed are looked at."""
+    """Tracks the full blocks of slots, which no tier keeps by key. Only changed slots are examined."""
 
     def __init__(self, slots: Slots, block_tokens: int) -> None:
         self._slots, self._size = slots, block_tokens
@@ -224,7 +230,7 @@ class SlotBlocks:
         self._versions: Ints = np.zeros(slots.count, np.int64)
 
     def changes(self) -> Iterator[Change]:
-        """Yield the blocks that slots have come to hold and have lost since the last call."""
+        """Yield the blocks that slots have gained and lost since the last call."""
         counts, versions = self._slots.cached // self._size, self._slots.sequences.versions
         is_replaced = versions != self._versions
         for slot in np.flatnonzero(is_replaced | (counts != self._counts)).tolist():
@@ -238,7 +244,7 @@ class SlotBlocks:
         of_blocks = contents(ids, self._size, sequences.soft.get(slot), slice(same, count))
         blocks = chain(of_blocks, old[same - 1] if same else START)
         self._keys[slot] = [*old[:same], *(block.key for block in blocks)]
-        known = 0  # blocks that the slot has again after it was replaced
+        known = 0  # blocks that the slot has again after its tokens were replaced
         while known < len(blocks) and same + known < len(old) and blocks[known].key == old[same + known]:
             known += 1
         yield from (Change(block.key, True, [block]) for block in blocks[known:])

@@ -1,4 +1,4 @@
-"""Which rows of a call run together: those of like length, since all of them read as many pages as the longest."""
+"""Which rows of a call run together: those of similar length, since each row reads as many pages as the longest."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ANY = 1 << 62
 
 
 def like_lengths(lengths: Ints, call_tokens: int) -> Ints | None:
-    """Return a group for each row of a call, so that all is read in the shortest time; None if one is best.
+    """Return each row's group so that the call takes the least time; None if a single group is best.
 
-    A group of n rows reads n times the window of its longest, and as much as `call_tokens` tokens besides: weights.
-    lengths: [R], tokens of each row with its new ones. Rows of none are in no group: -1.
+    A group of n rows reads n times the window of its longest row, plus the weights, which cost as much as `call_tokens`
+    tokens. lengths: [R], tokens of each row including new ones. Idle rows, of length 0, get group -1.
     """
     real = lengths[lengths > 0]
     if not real.size or kv_window(int(real.min()), _ANY) == kv_window(int(real.max()), _ANY):
@@ -29,7 +29,7 @@ def like_lengths(lengths: Ints, call_tokens: int) -> Ints | None:
     best, firsts = (
         [0],
         [],
-    )  # of the rows up to each size: the fewest bytes that are read, and where the last group begins
+    )  # for the first rows, by count: the least cost, and where their last group starts
     for stop, size in enumerate(sizes.tolist(), 1):
         reads = [best[first] + int(rows[stop] - rows[first]) * size + call_tokens for first in range(stop)]
         firsts.append(int(np.argmin(reads)))

@@ -1,4 +1,7 @@
-"""The pages of every slot: taken when tokens need them, shared by reference, copied before they are written."""
+"""The pages of every slot:
+
+allocated when tokens need them, shared by reference count, copied before they are written.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 Tables = np.ndarray[Any, np.dtype[np.int32]]
 NOBODY = 0
-"""A page that no slot has: padding is written there."""
+"""A page that belongs to no slot; padding is written there."""
 
 
 class PageCopies(NamedTuple):
@@ -32,10 +35,10 @@ class PageCopies(NamedTuple):
 class PageTables:
     """Which pages hold the tokens of which slot.
 
-    table: [slots, n] int32, each slot's pages in order, then 0. counts: [slots], pages of each slot.
-    registered: [slots], how many of them others can find. references: [pages], slots that each page is in.
-    page_tokens: tokens of a page. on_evict: takes cached pages that are about to be overwritten, and what
-    they hold. is_scheduled: whether a scheduler decides on them, so that caches only follow; see `schedule`.
+    table: [slots, n] int32, each slot's pages in order, then 0. counts: [slots], pages of each slot. registered:
+    [slots], how many of them other prompts can find. references: [pages], slots that each page is in. page_tokens:
+    tokens per page. on_evict: called with cached pages that are about to be overwritten, and their contents.
+    is_scheduled: whether a scheduler allocates the pages and caches only follow; see `schedule`.
     """
 
     def __init__(self, slots: int, pages: int, page_tokens: int, max_length: int) -> None:
@@ -53,24 +56,24 @@ class PageTables:
         self._changes: dict[tuple[int, int], int] = {}
 
     def schedule(self) -> None:
-        """Let a scheduler decide: from now on `table` is ahead of what caches were told; they are told `changes`."""
+        """Let a scheduler allocate: from now on `table` is ahead of the caches, which receive `changes`."""
         if not self.is_scheduled:
             self.is_scheduled, self.table = True, self.table.copy()
 
     def changes(self) -> list[tuple[int, int, int]]:
-        """Return what has changed in the table of a scheduler since the last call: slots, places and their pages."""
+        """Return the changes of a scheduler's table since the last call: slots, indices in their rows, and pages."""
         changes = [(slot, place, page) for (slot, place), page in self._changes.items()]
         self._changes.clear()
         return changes
 
     @property
     def free(self) -> int:
-        """Pages that can be allocated, cached ones that nobody reads among them."""
+        """Number of pages that can be allocated, including cached ones that no slot uses."""
         return len(self._free) + self.tree.unused
 
     @property
     def held(self) -> int:
-        """Pages that slots have."""
+        """Number of pages that slots use."""
         return self.pages - 1 - self.free
 
     def pages_of(self, slot: int) -> list[int]:
@@ -79,14 +82,14 @@ class PageTables:
         return pages
 
     def needed(self, slots: Ints, starts: Ints, stops: Ints) -> int:
-        """Return how many pages it takes to write tokens from `starts` to `stops` [R] of slots [R]."""
+        """Return how many pages are needed to write tokens from `starts` to `stops` [R] of slots [R]."""
         new = np.maximum(-(-stops // self.page_tokens) - self.counts[slots], 0)
         return int(new[stops > starts].sum()) + len(self._shared_rows(slots, starts, stops))
 
     def reserve(self, slots: Ints, starts: Ints, stops: Ints) -> PageCopies:
-        """Let each slot own the pages of its tokens from `starts` to `stops` [R]; return the pages to copy first.
+        """Give each slot pages of its own for its tokens from `starts` to `stops` [R]; return the pages to copy first.
 
-        A page that others read or can find is replaced by a copy, and what followed it is forgotten. Raises
+        A page that others use or can find is replaced by a copy, and its successors are no longer found. Raises
         ExecutionError if there are not enough pages.
         """
         copies = PageCopies([], [])
@@ -110,12 +113,12 @@ class PageTables:
         return copies
 
     def grow(self, slot: int, tokens: int) -> None:
-        """Let a slot have pages for its first `tokens`. Raises ExecutionError if there are not enough."""
+        """Give a slot pages for its first `tokens`. Raises ExecutionError if there are not enough."""
         self._grow(slot, tokens)
         self._tell_evicted()
 
     def share(self, source: int, target: int, tokens: int) -> None:
-        """Let `target` read the first tokens of `source`, and have nothing else."""
+        """Make `target` share the pages of the first `tokens` of `source`, and nothing else."""
         pages = self.table[source, : -(-tokens // self.page_tokens)].tolist()
         registered = min(int(self.registered[source]), tokens // self.page_tokens)
         self.references[pages] += 1
@@ -124,13 +127,13 @@ class PageTables:
         self.registered[target] = registered
 
     def release(self, slot: int) -> None:
-        """Take a slot's pages from it. Cached prefixes stay until their memory is needed."""
+        """Release a slot's pages. Cached prefixes stay until their memory is needed."""
         self._cut(slot, 0)
 
     def register(self, slot: int, ids: Ints, soft: SoftTokens | None = None) -> None:
-        """Let others find the full pages of a slot, which hold the tokens `ids` [cached].
+        """Let other prompts find the full pages of a slot, which hold the tokens `ids` [cached].
 
-        Where another slot's page holds the same, this slot reads that one from now on.
+        If another slot's page has the same content, this slot uses that page from now on.
         """
         first, full = int(self.registered[slot]), len(ids) // self.page_tokens
         if full <= first:
@@ -142,7 +145,7 @@ class PageTables:
                 self.tree.add(parent, content, own)
                 self._is_known[own] = True
             elif known != own:
-                if self.references[own] > 1:  # others go on from this page, and what follows it must not be found
+                if self.references[own] > 1:  # others continue from it; its successors must not be found
                     return
                 self._use(known)
                 self._put(slot, place, known)
@@ -150,11 +153,11 @@ class PageTables:
             parent, self.registered[slot] = int(self.table[slot, place]), place + 1
 
     def match(self, ids: Ints, soft: SoftTokens | None = None) -> list[int]:
-        """Return the pages of the longest cached prefix of a prompt, without its last token."""
+        """Return the pages of a prompt's longest cached prefix, not counting its last token."""
         return self.tree.match(contents(ids[:-1], self.page_tokens, soft))
 
     def adopt(self, slot: int, pages: Sequence[int]) -> None:
-        """Let an empty slot begin with known pages."""
+        """Make an empty slot start with known pages."""
         assert self.counts[slot] == 0
         for page in pages:
             self._use(page)
@@ -162,7 +165,7 @@ class PageTables:
         self.registered[slot] = len(pages)
 
     def hold(self, known: Sequence[int], count: int) -> list[int]:
-        """Keep known pages from being evicted; return `count` pages more, which there are, until `let_go`."""
+        """Protect known pages from eviction until `let_go`; allocate and return `count` more, which must be free."""
         for page in known:
             self._use(page)
         pages = [self._take() for _ in range(count)]
@@ -170,7 +173,7 @@ class PageTables:
         return pages
 
     def register_held(self, known: Sequence[int], new: Sequence[int], contents_of_new: Iterable[bytes]) -> list[int]:
-        """Let others find held pages after known ones; return those that have the same, which are held instead."""
+        """Let prompts find held pages after known ones; pages with equal contents are returned and held instead."""
         parent, pages = known[-1] if known else ROOT, []
         for page, content in zip(new, contents_of_new, strict=True):
             same = self.tree.child(parent, content)
@@ -185,20 +188,20 @@ class PageTables:
         return pages
 
     def let_go(self, pages: Sequence[int]) -> None:
-        """Take back what `hold` did."""
+        """Undo `hold`."""
         self._drop(pages[::-1])
 
     def replace_prefix(self, slot: int, pages: Sequence[int], tokens: int) -> None:
-        """Let a slot begin with known pages instead of what it has, and have pages for its first `tokens`.
+        """Make a slot start with known pages instead of its own, and give it pages for its first `tokens`.
 
-        There are enough if it had pages for so many, and `pages` begin with those that it shared.
+        There are enough if it had pages for as many tokens, and `pages` start with those that it shared.
         """
         self.release(slot)
         self.adopt(slot, pages)
         self.grow(slot, tokens)
 
     def _shared_rows(self, slots: Ints, starts: Ints, stops: Ints) -> list[int]:
-        """Return the rows whose first page to write exists, and others read it or can find it."""
+        """Return the rows whose first page to write exists and is used or can be found by others."""
         first = starts // self.page_tokens
         pages = self.table[slots, np.minimum(first, self.table.shape[1] - 1)]
         is_shared = (self.references[pages] > 1) | self._is_known[pages]
@@ -217,7 +220,7 @@ class PageTables:
         self.counts[slot] += 1
 
     def _extend(self, slot: int, pages: Sequence[int]) -> None:
-        """Let an empty slot have pages."""
+        """Append pages to a slot."""
         self.table[slot, : len(pages)], self.counts[slot] = pages, len(pages)
         if self.is_scheduled:
             self._changes.update(((slot, place), page) for place, page in enumerate(pages))
@@ -228,7 +231,7 @@ class PageTables:
             self._changes[slot, place] = page
 
     def _cut(self, slot: int, count: int) -> None:
-        """Take all but a slot's first pages from it."""
+        """Release all but a slot's first pages."""
         pages = self.pages_of(slot)
         self._drop(pages[: count - 1 if count else None : -1])
         self.table[slot, count:] = NOBODY
@@ -248,7 +251,7 @@ class PageTables:
         return page
 
     def _tell_evicted(self) -> None:
-        """Let who keeps evicted pages elsewhere have them, before anything is written to them."""
+        """Report evicted pages to `on_evict` before anything is written to them."""
         if self._evicted and self.on_evict is not None:
             evicted, self._evicted = self._evicted, {}
             self.on_evict(list(evicted), list(evicted.values()))
@@ -258,7 +261,7 @@ class PageTables:
         self.tree.use(page)
 
     def _drop(self, pages: Sequence[int]) -> None:
-        """Let one slot less read each page, from the last of a sequence to the first."""
+        """Decrement the reference counts of pages, from the last of a sequence to the first."""
         for page in pages:
             self.references[page] -= 1
             if self.references[page] == 0:

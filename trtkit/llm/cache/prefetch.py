@@ -1,4 +1,4 @@
-"""Prefixes of the next requests in turn, loaded from host memory into free pages before the requests begin."""
+"""Prefixes of the next waiting requests, loaded from host memory into free pages before the requests start."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from trtkit.llm.sequences import Ints
     from trtkit.llm.soft_tokens import SoftTokens
 
-_MOST_HELD = 0.125  # of all pages
+_MOST_HELD = 0.125  # share of all pages
 
 
 @dataclass(eq=False)
 class _Prefetched:
-    """Pages that nobody may evict: known ones, and those that are loaded after them, with what they will hold.
+    """Pages protected from eviction: known ones, and those loaded after them with their future contents.
 
-    arrival: when they come; None once they have. is_wanted: whether the request still waits.
+    arrival: when they arrive; None once they have. is_wanted: whether the request still waits.
     """
 
     known: Sequence[int]
@@ -40,7 +40,7 @@ class _Prefetched:
 
 
 class Prefetches:
-    """What was loaded for requests that wait, by their names. All requests find it, once it has come."""
+    """What was loaded for waiting requests, by request id. Once it has arrived, all requests can find it."""
 
     def __init__(self, pages: PageTables, host: HostTier) -> None:
         self._pages, self._host = pages, host
@@ -48,7 +48,10 @@ class Prefetches:
         self._loading: list[_Prefetched] = []
 
     def may_begin(self, request_id: str, tokens: int) -> bool:
-        """Whether to look for what the host has of a request: the link is idle, and pages are free for all of it."""
+        """Whether to load a request's host blocks:
+
+        the link is idle, and there are free pages for all of the request.
+        """
         if request_id in self._known or not self._host.link.is_free:
             return False
         needed = -(-tokens // self._pages.page_tokens)
@@ -56,12 +59,12 @@ class Prefetches:
         return len(self.held()) + needed <= most and self._pages.free - needed >= most
 
     def held(self) -> list[int]:
-        """Return the pages that nobody may evict."""
+        """Return the pages protected from eviction."""
         orphans = [each for each in self._loading if not each.is_wanted]
         return [page for each in (*self._known.values(), *orphans) if each is not None for page in each.pages]
 
     def begin(self, request_id: str, ids: Ints, soft: SoftTokens | None, least: int) -> None:
-        """Load what the host has of a request's tokens, `ids` as they are compared, if it is `least` tokens or more."""
+        """Start loading what the host has of a request's `ids`, in the compared form, if at least `least` tokens."""
         pages, size = self._pages, self._pages.page_tokens
         matched = pages.match(ids, soft)
         common, blocks = len(matched) * size, self._host.blocks
@@ -78,12 +81,12 @@ class Prefetches:
         self._loading.append(prefetched)
 
     def tokens_of(self, request_id: str) -> int:
-        """Return how many tokens were loaded for a request and have come."""
+        """Return how many tokens were loaded for a request and have arrived."""
         prefetched = self._known.get(request_id)
         return 0 if prefetched is None or prefetched.arrival is not None else prefetched.tokens
 
     def land(self, now_s: float) -> None:
-        """Let pages be found that have come."""
+        """Let prompts find pages that have arrived."""
         for prefetched in [each for each in self._loading if each.arrival is not None and each.arrival.due_s <= now_s]:
             if prefetched.arrival is not None and self._host.blocks is not None:
                 self._host.blocks.await_load(prefetched.arrival)
@@ -94,7 +97,7 @@ class Prefetches:
                 self._pages.let_go(prefetched.pages)
 
     def release(self, request_id: str) -> None:
-        """Let the pages of a request be evicted, as soon as they have come."""
+        """Allow the pages of a request to be evicted once they have arrived."""
         prefetched = self._known.pop(request_id, None)
         if prefetched is not None:
             prefetched.is_wanted = False
@@ -102,7 +105,7 @@ class Prefetches:
                 self._pages.let_go(prefetched.pages)
 
     def give_way(self) -> bool:
-        """Let all pages be evicted, after waiting for those that have yet to come; return whether there were some."""
+        """Allow all pages to be evicted, after waiting for pending ones; return whether there were any."""
         self.land(math.inf)
         held = [name for name, each in self._known.items() if each is not None and each.arrival is None and each.pages]
         for name in held:

@@ -1,7 +1,7 @@
-"""What is cached of prompts: in slots or pages, in host memory and files, or imported from other workers.
+"""Cached prefixes of prompts: in slots or pages, in host memory and files, or imported from other workers.
 
-One store answers for all tiers: `match` says how much of a request is cached and where, `load` brings it into a slot,
-`save` lets the host keep what a slot has. It decides with numbers; what is to be copied is appended to `transfers`.
+One store covers all tiers: `match` tells how much of a request is cached and where, `load` brings it into a slot,
+`save` makes the host keep what a slot has. Decisions are numbers; the copies they need are appended to `transfers`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Tier = Literal["none", "slot", "pages", "host", "import"]
 
 @dataclass(frozen=True)
 class Match:
-    """How many tokens of a request are cached, and the farthest tier that has some of them.
+    """How many tokens of a request are cached, and the farthest tier that holds some of them.
 
-    common: those that caches have: `pages`, or the slot `source`. on_host: what follows them, or all, on the host or in
-    files, which stays until it is loaded. imported: all of them, from another worker.
+    common: tokens that caches hold, in `pages` or in the slot `source`. on_host: what follows them, or all, on the host
+    or in files; kept until it is loaded. imported: all of them, from another worker.
     """
 
     tokens: int = 0
@@ -59,8 +59,8 @@ _NO_MATCH = Match()
 class PrefixStore:
     """The tiers of one engine's caches.
 
-    finds_by_content: whether prefixes are found as pages, not in slots. is_loading: [slots], which of them wait for
-    what the host has of them. prefetches: what is loaded ahead of its turn; None if nothing is.
+    finds_by_content: whether prefixes are found in pages by content rather than in slots. is_loading: [slots], whether
+    a slot waits for what the host has of it. prefetches: what is loaded ahead of its turn; None without prefetching.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class PrefixStore:
     # Match and load
 
     def is_looked_up(self, request: Schedulable) -> bool:
-        """Whether anything that is cached can be a request's."""
+        """Whether a request may reuse cached tokens at all."""
         shares = self._options.shares_prefixes or request.metrics.preemptions > 0 or len(self.host.imports) > 0
         return shares and not request.needs_whole_prompt
 
     def match(self, request: Schedulable) -> Match:
-        """Return what is cached of a request's known tokens, without the last one. Host blocks stay until `load`."""
+        """Return what is cached of a request's known tokens, except the last. Host blocks are kept until `load`."""
         if not self.is_looked_up(request):
             return _NO_MATCH
         common = self.match_cached(request)
@@ -125,7 +125,7 @@ class PrefixStore:
         return Match(tokens, "pages" if pages else "slot", tokens, source, pages)
 
     def load(self, slot: int, match: Match, request: Schedulable) -> None:
-        """Let a slot that was taken begin with what matches."""
+        """Make a slot that was just taken start with a match."""
         if match.pages and self.pages is not None:
             self.pages.adopt(slot, match.pages)
             prefetched = 0 if self.prefetches is None else min(match.common, self.prefetches.tokens_of(request.id))
@@ -147,7 +147,7 @@ class PrefixStore:
             self._statistics.file_tokens += match.on_host.file_tokens
 
     def copy(self, source: int, target: int, start: int, stop: int) -> None:
-        """Let `target` hold the first `stop` tokens of `source`, of which it has the first `start`."""
+        """Copy the tokens from `start` to `stop` of `source` to `target`, which has those before `start` already."""
         if source == target:
             return
         if self.pages is not None:
@@ -158,31 +158,31 @@ class PrefixStore:
             self._slots.set_position(target, int(self._slots.positions[source]))
 
     def shared_prefix(self, ids: Ints, soft: SoftTokens | None = None, adapter_key: int = 0) -> tuple[int, int]:
-        """Return the slot whose cache begins most like a prompt, and for how many tokens; pages are found in none."""
+        """Return the slot that shares the longest prefix with a prompt, and its length; 0 if prefixes are in pages."""
         if self.pages is not None and self.finds_by_content:
             return 0, len(self.pages.match(keyed(ids, adapter_key), soft)) * self.pages.page_tokens
         source, common = self._slots.shared_prefix(ids, soft, adapter_key)
         return source, 0 if self.is_loading[source] else common
 
     def tokens_of(self, ids: Ints) -> int:
-        """Return how many tokens of a prompt are cached, on the host too."""
+        """Return how many tokens of a prompt are cached, host memory included."""
         self.register_running()
         return self.host.tokens_of(ids, self.shared_prefix(ids)[1])
 
     # Save
 
     def save(self, slot: int, most: int | None = None) -> list[bytes]:
-        """Let the host keep what a slot has cached, or its first `most` tokens; return the keys to release."""
+        """Save what a slot has cached, or its first `most` tokens, to the host; return the keys to release later."""
         self.await_load(slot)
         return self.host.keep(slot, most, is_retained=True)
 
     def offload(self, slot: int) -> None:
-        """Let the host keep what a slot has, which will be overwritten; pages are kept when they are."""
+        """Save what a slot has to the host before it is overwritten; pages are saved when they are evicted."""
         if not self.finds_by_content and self._options.shares_prefixes:
             self.host.keep(slot)
 
     def save_ahead(self, running: Callable[[], list[int]]) -> None:
-        """Save what slots and pages lose next. running: gives slots in the order of their requests."""
+        """Save what slots and pages would lose next. running: returns slots in the order of their requests."""
 
         def taken_next() -> Iterator[int]:
             self.register_running()
@@ -202,7 +202,7 @@ class PrefixStore:
             self.pages.register(slot, ids, sequences.soft.get(slot))
 
     def changes(self) -> Iterator[Change]:
-        """Yield what all tiers have come to hold and have lost since the last call; the first time, all they hold."""
+        """Yield what all tiers have gained and lost since the last call; the first time, everything they hold."""
         if self.pages is not None and self.finds_by_content:
             self.register_running()
             yield from self.pages.tree.changes.take()
@@ -211,47 +211,47 @@ class PrefixStore:
         yield from self.host.changes()
 
     def register_running(self) -> None:
-        """Let other requests find what those that run have cached."""
+        """Let other requests find what running requests have cached."""
         if self.pages is not None and self.finds_by_content and self._options.shares_prefixes:
             full = self._slots.cached // self.pages.page_tokens > self.pages.registered[: self._slots.count]
             for slot in self.without_loading(full & self._slots.is_running).nonzero()[0].tolist():
                 self.register(slot)
 
     def release(self, request: Schedulable) -> None:
-        """Let go of what the host keeps for a request, and of what was loaded for it."""
+        """Release what the host keeps for a request and what was prefetched for it."""
         if self.prefetches is not None:
             self.prefetches.release(request.id)
         if request.retained:
             self.host.release(request.retained)
             request.retained = []
 
-    # What comes while steps run
+    # Arrivals during steps
 
     def without_loading(self, slots: Bools) -> Bools:
-        """Return which of `slots` [slots] wait for nothing that the host has."""
+        """Return which of `slots` [slots] are not waiting for a load from the host."""
         return slots & ~self.is_loading if self._arrivals else slots
 
     @property
     def next_arrival_s(self) -> float:
-        """When the next slot has what it waits for; infinite if none waits."""
+        """When the next awaited load arrives; infinite if none is awaited."""
         return min((arrival.due_s for arrival in self._arrivals.values()), default=math.inf)
 
     def land(self, now_s: float) -> None:
-        """Let slots go on that have what the host had of them, and pages be found that were loaded ahead."""
+        """Let slots continue whose loads have arrived, and let prompts find prefetched pages."""
         if self.prefetches is not None:
             self.prefetches.land(now_s)
         for slot in [slot for slot, arrival in self._arrivals.items() if arrival.due_s <= now_s]:
             self.await_load(slot)
 
     def await_load(self, slot: int) -> None:
-        """Let the next call find what is loaded into a slot, however long that takes."""
+        """Make the next call wait for what is being loaded into a slot."""
         arrival = self._arrivals.pop(slot, None)
         if arrival is not None and self.host.blocks is not None:
             self.is_loading[slot] = False
             self.host.blocks.await_load(arrival)
 
     def prefetch(self, requests: Sequence[Schedulable]) -> None:
-        """Load what the host has of requests that wait, in turn, if there are pages for them and the link is idle."""
+        """Prefetch host blocks of waiting requests in order, if there are pages for them and the link is idle."""
         prefetches = self.prefetches
         for request in requests if prefetches is not None else ():
             known, is_looked_up = request.prompt_tokens + len(request.generated), self.is_looked_up(request)

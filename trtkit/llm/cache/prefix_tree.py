@@ -1,4 +1,4 @@
-"""Full pages by what they hold, so that prompts that begin alike read the same pages."""
+"""Full pages by content, so that prompts with a common prefix share pages."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 ROOT = 0
-"""The parent of first pages; page 0 holds nobody's tokens."""
+"""The parent of first pages; page 0 belongs to no sequence."""
 
 
 class PrefixTree:
-    """Pages by their own content and their parent, the page of the tokens before.
+    """Pages by content and parent, the page of the tokens before.
 
-    Contents are compared, not hashes of them. A page is used as long as a slot reads it. Unused ones stay until their
-    memory is needed, oldest first, and a page never outlives those that follow it: whoever uses a page uses its
-    parent, and pages fall out of use from the last to the first.
+    Contents are compared, not their hashes. A page is in use as long as a slot reads it. Unused pages stay until their
+    memory is needed, oldest first, and no page is evicted before its successors: whoever uses a page uses its parent,
+    and a sequence's pages fall out of use from the last to the first.
 
-    is_saved: whether the block of a key is somewhere else, too; if not, a page that falls out of use is `next_unsaved`.
+    is_saved: whether the block of a key is also elsewhere; if not, a page that falls out of use is `next_unsaved`.
     changes: the pages that can be found.
     """
 
@@ -30,7 +30,7 @@ class PrefixTree:
         self._keys: dict[int, tuple[int, bytes]] = {}
         self._blocks: dict[int, Block] = {}
         self._unused: OrderedDict[int, None] = OrderedDict()
-        self._unsaved: OrderedDict[int, None] = OrderedDict()  # of the unused ones
+        self._unsaved: OrderedDict[int, None] = OrderedDict()  # among the unused ones
         self.is_saved: Callable[[bytes], bool] = lambda _key: True
         self.changes = ChangeLog(lambda: ((block.key, [block]) for block in self._blocks.values()))
 
@@ -39,7 +39,7 @@ class PrefixTree:
 
     @property
     def unused(self) -> int:
-        """How many pages could be taken for something else."""
+        """Number of pages that could be evicted."""
         return len(self._unused)
 
     def match(self, contents: Iterable[bytes]) -> list[int]:
@@ -54,30 +54,30 @@ class PrefixTree:
         return pages
 
     def child(self, parent: int, content: bytes) -> int | None:
-        """Return the page with this content after `parent`, None if there is none."""
+        """Return the page with this content that follows `parent`; None if there is none."""
         return self._pages.get((parent, content))
 
     def add(self, parent: int, content: bytes, page: int) -> None:
-        """Let a page that a slot uses be found."""
+        """Let prompts find a page that a slot uses."""
         self._pages[parent, content] = page
         self._keys[page] = parent, content
         block = self._blocks[page] = block_after(START if parent == ROOT else self._blocks[parent].key, content)
         self.changes.note_held(block.key, lambda: [block])
 
     def use(self, page: int) -> None:
-        """Note that a slot begins to use a page."""
+        """Record that a slot starts using a page."""
         self._unused.pop(page, None)
         self._unsaved.pop(page, None)
 
     def rest(self, page: int) -> None:
-        """Note that no slot uses a page any longer; those that follow it are unused already."""
+        """Record that no slot uses a page any longer; its successors are unused already."""
         self._unused[page] = None
         if not self.is_saved(self._blocks[page].key):
             self._unsaved[page] = None
 
     @property
     def saved(self) -> int:
-        """How many unused pages can be taken without a loss."""
+        """Number of unused pages that can be evicted without loss."""
         return len(self._unused) - len(self._unsaved)
 
     @property
@@ -86,16 +86,16 @@ class PrefixTree:
         return bool(self._unsaved)
 
     def next_unsaved(self) -> tuple[int, Block]:
-        """Return the unsaved page that is evicted first, and what it holds: it will be saved now."""
+        """Return the unsaved page that will be evicted first, and its block; it now counts as saved."""
         page, _ = self._unsaved.popitem(last=False)
         return page, self._blocks[page]
 
     def block(self, page: int) -> Block:
-        """Return what a page holds."""
+        """Return the block that a page holds."""
         return self._blocks[page]
 
     def evict(self) -> tuple[int, Block]:
-        """Forget the page that has been unused for longest; return it, and what it holds."""
+        """Evict the page that has been unused longest; return it and its block."""
         page, _ = self._unused.popitem(last=False)
         self._unsaved.pop(page, None)
         del self._pages[self._keys.pop(page)]
@@ -104,5 +104,5 @@ class PrefixTree:
         return page, block
 
     def blocks(self) -> dict[int, Block]:
-        """Return what pages hold, by page, each after its parent."""
+        """Return the blocks by page, parents first."""
         return dict(self._blocks)

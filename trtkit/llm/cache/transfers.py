@@ -1,8 +1,8 @@
-"""What is done with cached tokens between calls, as data: copies, saves to the host, and loads from there.
+"""Operations on cached tokens between calls, as data: copies, saves to the host, and loads from it.
 
-Numbers only, so that a scheduler can decide them without the memory, and who has the memory can carry them out later.
-Slots, pages and rows are reused, so their order matters: what is saved before its memory is overwritten, and what is
-copied after it was loaded. JSON tells the kinds apart by the names of their fields.
+Numbers only: a scheduler decides them without the memory, and the owner of the memory carries them out later. Slots,
+pages and rows are reused, so order matters: a save comes before its memory is overwritten, a copy after what it copies
+is loaded. JSON distinguishes the kinds by their fields' names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CopyTokens:
-    """Copy the cached tokens from `start` to `stop` of a slot to another, and all that the slot holds besides."""
+    """Copy a slot's cached tokens from `start` to `stop` to another slot, with everything else that the slot holds."""
 
     source: int
     target: int
@@ -27,7 +27,7 @@ class CopyTokens:
 
 @dataclass(frozen=True)
 class CopyPages:
-    """Copy pages that others read too, or can find, to those that a slot is about to write to."""
+    """Copy shared pages to those that a slot is about to write instead."""
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
@@ -52,21 +52,21 @@ class LoadBlocks:
 
 @dataclass(frozen=True)
 class AwaitBlocks:
-    """Let the next call find what is loaded under a number, and all that was loaded before it."""
+    """Make the next call wait for the load of a number, and for all earlier loads."""
 
     awaited: int
 
 
 @dataclass(frozen=True)
 class FillRows:
-    """Write what was read from files to rows of host memory."""
+    """Write data read from files to rows of host memory."""
 
     filled: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class SaveSequence:
-    """Save the first `tokens` of a slot as a whole under a number. pages: the slot's, if caches are paged."""
+    """Save the first `tokens` of a slot as one sequence under a number. pages: the slot's, if caches are paged."""
 
     saved: int
     slot: int
@@ -76,7 +76,7 @@ class SaveSequence:
 
 @dataclass(frozen=True)
 class LoadSequence:
-    """Begin a slot with the `tokens` of a sequence that was saved under a number. pages: as in SaveSequence."""
+    """Load the `tokens` of a saved sequence into a slot. pages: as in SaveSequence."""
 
     loaded: int
     slot: int
@@ -86,20 +86,20 @@ class LoadSequence:
 
 @dataclass(frozen=True)
 class DropSequence:
-    """Forget what was saved under a number."""
+    """Drop the sequence saved under a number."""
 
     dropped: int
 
 
 Copy = CopyTokens | CopyPages
-"""A transfer within the caches, which every rank does with its own."""
+"""A transfer within the caches, which every rank repeats on its own."""
 HostTransfer = SaveBlocks | LoadBlocks | AwaitBlocks | FillRows | SaveSequence | LoadSequence | DropSequence
 """A transfer between the caches and the host, or on the host."""
 Transfer = Copy | HostTransfer
 
 
 class Sized(Protocol):
-    """What a number of cached tokens takes."""
+    """The size of a number of cached tokens."""
 
     @property
     def size_bytes(self) -> int:
@@ -108,33 +108,33 @@ class Sized(Protocol):
 
 
 class CacheLayout(Protocol):
-    """What decisions about caches depend on; the memory itself stays out of them.
+    """The facts about caches that decisions depend on, without their memory.
 
-    positions: [slots], how many tokens the recurrent states of each slot have read, if there are some.
+    positions: [slots], tokens that the recurrent states of each slot have read, if there are any.
     """
 
     positions: Ints
 
     @property
     def pages(self) -> PageTables | None:
-        """Which pages hold which slot's tokens; None if each slot has memory of its own."""
+        """The page tables; None if each slot has memory of its own."""
         ...
 
     @property
     def has_slot_memory(self) -> bool:
-        """Whether a slot holds parts of its sequence besides keys and values."""
+        """Whether a slot holds more of its sequence than keys and values."""
         ...
 
     @property
     def has_states(self) -> bool:
-        """Whether layers keep recurrent states, with which a sequence can only go on after all tokens they read."""
+        """Whether layers keep recurrent states, from which a sequence continues only after all tokens they read."""
         ...
 
     @property
     def block_multiple(self) -> int:
-        """What divides the tokens of blocks that are saved on their own."""
+        """Divisor of the tokens of blocks saved on their own."""
         ...
 
     def form(self, tokens: int) -> Sized:
-        """Return what `tokens` of a sequence are when they are saved."""
+        """Return the size of `tokens` saved tokens of a sequence."""
         ...

@@ -1,4 +1,4 @@
-"""What host memory keeps of sequences that no cache has room for: by content, the least recently used out first."""
+"""Host memory for sequences that caches have no room for: found by content, evicted least recently used first."""
 
 from trtkit.llm.cache.host.blocks import BlockTier
 from trtkit.llm.cache.host.files import FileTier

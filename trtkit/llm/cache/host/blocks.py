@@ -1,4 +1,4 @@
-"""Blocks of cached tokens in host memory, and in files, by their keys: which rows of the memory have them."""
+"""Blocks of cached tokens in host memory and files, by key: which rows of the memory hold them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from trtkit.llm.cache.host.link import Link
     from trtkit.llm.cache.transfers import Transfer
 
-_MOST_UNWRITTEN = 0.25  # of the memory: blocks that stay until they are in files
+_MOST_UNWRITTEN = 0.25  # share of the memory for blocks that wait to be written to files
 
 
 class Arrival(NamedTuple):
-    """A load on its way: its number, and when it is expected."""
+    """A pending load: its number, and its expected arrival."""
 
     number: int
     due_s: float
@@ -30,7 +30,7 @@ class Arrival(NamedTuple):
 
 @dataclass(eq=False)
 class _Unwritten:
-    """Blocks that files are to have. has_come: says whether they are in host memory; None until they are saved."""
+    """Blocks to be written to files. has_come: tells whether they are in host memory; None until they are saved."""
 
     save: SaveBlocks
     keys: Sequence[bytes]
@@ -38,11 +38,11 @@ class _Unwritten:
 
 
 class BlockTier:
-    """As many blocks as `limit_bytes` hold, at least one. What is to be copied is appended to `transfers`.
+    """As many blocks as `limit_bytes` hold, at least one. Copies are appended to `transfers`.
 
-    tokens, size_bytes: of a block. link: that blocks are copied over. files: where blocks are written too, and found
-    when the memory has them no longer. rows: of the memory. filled: what rows are to hold that were read from files,
-    until it is there. changes: the blocks that the memory has.
+    tokens, size_bytes: of a block. link: over which blocks are copied. files: where blocks are also written, and found
+    after the memory has dropped them. rows: of the memory. filled: data read from files for rows, until it is written
+    there. changes: the blocks in memory.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class BlockTier:
         return not len(self.store) and not (self._files is not None and len(self._files))
 
     def holds(self, key: bytes) -> bool:
-        """Whether a block can be brought back."""
+        """Whether a block can be loaded."""
         return key in self.store or self._is_in_file(key)
 
     def keep(self, blocks: Sequence[Block], places: Sequence[int], most: int | None = None) -> None:
-        """Save blocks that the host does not have, as far as there is room, from the first of a sequence on.
+        """Save blocks that the host does not have, as far as there is room, starting with a sequence's first.
 
-        most: how many at most; any number if None.
+        most: limit on their number; None if unlimited.
         """
         store, keys = self.store, [block.key for block in blocks]
         retained = store.retain(keys)
@@ -104,10 +104,10 @@ class BlockTier:
         store.touch(keys)
 
     def find(self, blocks: Sequence[Block], first: int, least: int) -> tuple[list[bytes], int]:
-        """Return a sequence's blocks that are kept from `first` on, and retain them, if they are at least `least`.
+        """Return and retain a sequence's consecutive blocks on the host from `first` on, if at least `least`.
 
-        Those that only files have are read, here and now: whether a file is sound decides how much is found. Return,
-        too, how many were read.
+        Blocks that only files have are read immediately: whether a file is intact decides how much is found. Also
+        returns how many were read.
         """
         stop = first
         while stop < len(blocks) and self.holds(blocks[stop].key):
@@ -129,11 +129,11 @@ class BlockTier:
         return [], 0
 
     def copied_bytes(self, blocks: Sequence[Block]) -> int:
-        """Return the bytes to copy out, of those blocks that the host does not have, and back, of all of them."""
+        """Return the bytes to copy out, for blocks that the host does not have, and back in, for all of them."""
         return (len(blocks) + sum(block.key not in self.store for block in blocks)) * self.size_bytes
 
     def load(self, keys: Sequence[bytes], places: Sequence[int]) -> Arrival | None:
-        """Copy blocks that are kept to their places in the caches; return when they come, None if that is at once."""
+        """Copy blocks to their places in the caches; return the pending load, None if it is done at once."""
         due_s, number = self._link.begin(len(keys) * self.size_bytes), 0
         if self._link.is_background:
             number = self._loads = self._loads + 1
@@ -142,7 +142,7 @@ class BlockTier:
         return Arrival(number, due_s) if number else None
 
     def await_load(self, arrival: Arrival) -> None:
-        """Let the next call find what was loaded, and all that was loaded before it."""
+        """Make the next call wait for a load, and for all earlier loads."""
         if arrival.number > self._awaited:
             self._awaited = arrival.number
             self._transfers.append(AwaitBlocks(arrival.number))
@@ -153,15 +153,15 @@ class BlockTier:
         return self.store.retained_bytes + missing * self.size_bytes <= self.store.limit_bytes
 
     def note_saved(self, save: SaveBlocks, has_come: Callable[[], bool]) -> None:
-        """Note that blocks are on their way, and what says whether they have come."""
+        """Record that blocks are being saved. has_come: tells whether they have arrived."""
         for unwritten in self._unwritten:
             if unwritten.save is save:
                 unwritten.has_come = has_come
 
     def write(self, data_of: Callable[[int], bytes]) -> None:
-        """Give the files those blocks that have come to the host; those that wait for too long are left out.
+        """Write blocks that have reached the host to files; those that have waited too long are skipped.
 
-        data_of: returns what a row holds.
+        data_of: returns a row's bytes.
         """
         files = self._files
         while files is not None and self._unwritten:
@@ -179,7 +179,7 @@ class BlockTier:
         return self._files is not None and key in self._files
 
     def _read(self, block: Block) -> bool:
-        """Read a block from its file for a row of the memory; return whether it could be read, and there is room."""
+        """Read a block from its file into a row; return False if it cannot be read or there is no room."""
         data = None if self._files is None else self._files.read(block.key)
         if data is None or len(data) != self.size_bytes:
             return False

@@ -1,8 +1,8 @@
-"""Files of what host memory has: a block each, written under another name and renamed, checked whenever one is read.
+"""Files that extend host memory, a block each: written under a temporary name and renamed, verified whenever read.
 
-A file is a header of 152 bytes, the bytes that the block's key is the digest of, and the block. The header has a magic
-number, whose cache the block is of, the key, both sizes, the block's tokens, and a digest of all that and the rest. So
-what is torn, damaged or of another model is never read; it is removed.
+A file has a header of 152 bytes, the preimage of the block's key, and the block. The header has a magic number, the
+identity of the caches, the key, both sizes, the block's tokens, and a digest of all this and the rest. A torn or
+damaged file, or one of another model, is therefore never used; it is removed.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class _Order(NamedTuple):
 
 @dataclass(frozen=True)
 class CacheFolder:
-    """A folder for what host memory has, which outlives the process: at most `limit_bytes` of files.
+    """A folder for cached blocks that outlives the process, with at most `limit_bytes` of files.
 
-    model: says which model's caches they are; those of another one are never read.
+    model: identifies the model whose caches they are; those of other models are never read.
     """
 
     path: Path
@@ -63,8 +63,8 @@ class CacheFolder:
 class FileTier:
     """Blocks in a folder of their own, at most `limit_bytes` of files; the least recently used are removed.
 
-    One thread writes. Other threads may ask for a block at any time. identity: 32 bytes, of the model and the caches'
-    form. Raises RequestError for a folder that cannot be written, or that another process uses.
+    One thread writes; other threads may read blocks at any time. identity: 32 bytes for the model and the caches'
+    layout. Raises RequestError if the folder cannot be written or another process uses it.
     """
 
     def __init__(self, folder: Path, limit_bytes: int, identity: bytes) -> None:
@@ -79,7 +79,7 @@ class FileTier:
             if not folder.exists():
                 folder.mkdir(mode=0o700, parents=True)
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            self._folder.chmod(0o700)  # caches tell what the prompts were
+            self._folder.chmod(0o700)  # caches reveal the prompts
             self._descriptor = open_lock(self._folder / "lock")
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
@@ -104,14 +104,14 @@ class FileTier:
 
     @property
     def lengths(self) -> set[int]:
-        """How many tokens the blocks have."""
+        """Return the block lengths in use, in tokens."""
         with self._lock:
             return {file.tokens for file in self._files.values()}
 
     def changes(self) -> list[tuple[bytes, bytes | None]]:
-        """Return keys with their preimages, or None for files that are gone, since the last call; all the first time.
+        """Return keys with their preimages, or None for removed files, since the last call; all files the first time.
 
-        Preimages say what blocks hold. A file whose key is not the digest of its preimage is left out.
+        A preimage identifies the block's content. A file whose key is not its preimage's digest is left out.
         """
         with self._lock:
             if self._changes is None:
@@ -123,7 +123,7 @@ class FileTier:
             return changes
 
     def put(self, preimage: bytes, tokens: int, data: bytes) -> None:
-        """Have a block written, unless it is there or too many wait to be written. Its key is the preimage's digest."""
+        """Queue a block to be written, unless it exists or too many wait. Its key is the preimage's digest."""
         key = digest(preimage)
         with self._lock:
             is_full = sum(self._waiting.values()) + len(data) > _MOST_WAITING_BYTES
@@ -133,7 +133,7 @@ class FileTier:
         self._orders.put(_Order(key, preimage, tokens, data))
 
     def read(self, key: bytes) -> bytes | None:
-        """Return a block; None, and remove the file, if it is not what was written."""
+        """Return a block; None, and remove the file, if it is not intact."""
         with self._lock:
             file = self._files.get(key)
             if file is None:
@@ -151,20 +151,20 @@ class FileTier:
         return data
 
     def flush(self) -> None:
-        """Wait until all blocks that were put have been written, or the thread that writes them has failed."""
+        """Wait until all queued blocks have been written, or the writing thread has failed."""
         done = threading.Event()
         self._orders.put(done)
         while not done.wait(_POLL_S) and self._thread.is_alive():
             continue
 
     def close(self) -> None:
-        """Write what waits, and let other processes use the folder."""
+        """Write queued blocks and release the folder."""
         self._orders.put(None)
         self._thread.join()
         os.close(self._descriptor)
 
     def _scan(self) -> None:
-        """Take stock of the folder: what was being written is removed, and what exceeds the limit."""
+        """Take stock of the folder: remove unfinished files, and files beyond the limit."""
         entries = []
         for path in self._folder.iterdir():
             key, tokens = _parts(path.name)
@@ -181,7 +181,7 @@ class FileTier:
         self._make_room(0)
 
     def _work(self) -> None:
-        """Write blocks as they come. What cannot be written is left out: it will be computed again."""
+        """Write blocks as they come. A block that cannot be written is skipped: it will be computed again."""
         while (order := self._orders.get()) is not None:
             if isinstance(order, threading.Event):
                 order.set()
@@ -246,7 +246,7 @@ def _digest(*parts: bytes) -> bytes:
 
 
 def _parts(name: str) -> tuple[bytes | None, int]:
-    """Return the key and the tokens that a file's name states; no key if it is not one of ours."""
+    """Return the key and token count in a file's name; no key if the name is not one of trtkit's."""
     key, _, rest = name.partition(".")
     tokens = rest.removesuffix(_SUFFIX)
     if len(key) != 64 or not rest.endswith(_SUFFIX) or not tokens.isdecimal():
@@ -258,7 +258,7 @@ def _parts(name: str) -> tuple[bytes | None, int]:
 
 
 def _read(path: Path, identity: bytes, key: bytes, known: _File) -> bytes | None:
-    """Return the block of a file, None if anything about it is wrong."""
+    """Return the block of a file; None if anything about it is wrong."""
     try:
         with open_regular(path) as file:
             header, checked = file.read(_HEADER.size), file.read(_DIGEST_BYTES)
@@ -273,7 +273,7 @@ def _read(path: Path, identity: bytes, key: bytes, known: _File) -> bytes | None
 
 
 def _read_preimage(path: Path, key: bytes) -> bytes | None:
-    """Return what a file's key is the digest of, None if the file says something else."""
+    """Return the preimage of a file's key; None if the file has another one."""
     try:
         with open_regular(path) as file:
             magic, *_, size, _, _ = _HEADER.unpack(file.read(_HEADER.size))

@@ -1,5 +1,7 @@
-"""Whole sequences in host memory: those with recurrent states, which go on after all tokens that they have read, and
-those that other engines computed.
+"""Sequences kept whole in host memory:
+
+those with recurrent states, which continue only after all tokens that they have read, and those that other engines
+computed.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
 
 
 class KeptSequence(NamedTuple):
-    """What the host keeps under a number. ids: the tokens. is_from_file: whether it was read now."""
+    """A sequence that the host keeps under a number.
+
+    ids: its tokens. is_from_file: whether it was just read from a file.
+    """
 
     number: int
     ids: Ints
@@ -34,19 +39,19 @@ class KeptSequence(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """How many tokens it has."""
+        """Number of tokens."""
         return len(self.ids)
 
 
 class SavedSequences:
-    """Sequences by their numbers, which are used once. data: of each number, as soon as it is saved or has come."""
+    """Sequences by number; numbers are never reused. data: by number, once it is saved or has arrived."""
 
     def __init__(self) -> None:
         self.data: dict[int, SavedSequence] = {}
         self._count = 0
 
     def number(self, saved: SavedSequence | None = None) -> int:
-        """Return a number for a sequence that has been saved, or will be."""
+        """Return a number for a sequence that has been saved or will be."""
         self._count += 1
         if saved is not None:
             self.data[self._count] = saved
@@ -85,7 +90,7 @@ class SequenceTier:
         return len(self.store)
 
     def add(self, key: bytes, ids: Ints, size_bytes: int) -> int | None:
-        """Keep the sequence `ids`, which will be saved; return its number, or None if there is no room."""
+        """Make room for the sequence `ids`, which will be saved; return its number, None if there is no room."""
         if not self.store.make_room(size_bytes):
             return None
         number = self._saved.number()
@@ -95,13 +100,13 @@ class SequenceTier:
         return number
 
     def note_saved(self, number: int, saved: SavedSequence) -> None:
-        """Take what was saved under a number; files have it too."""
+        """Store a saved sequence under its number, and write it to files."""
         self._saved.data[number] = saved
         if self._files is not None:
             self._files.put(self._unwritten.pop(number), saved.tokens, saved.data.numpy().tobytes())
 
     def put(self, ids: Ints, saved: SavedSequence) -> bool:
-        """Keep what another engine has computed of the tokens `ids`; return whether there is room."""
+        """Keep a sequence of tokens `ids` that another engine has computed; return False if there is no room."""
         key = self.key(ids)
         if key not in self.store:
             if not self.store.make_room(saved.data.nbytes):
@@ -111,10 +116,10 @@ class SequenceTier:
         return True
 
     def take(self, prompt: Ints, least: int, *, is_whole: bool = False) -> tuple[SavedSequence, int] | None:
-        """Give away what shares most with a prompt, and for how many tokens; None below `least` of them.
+        """Remove and return what shares most with a prompt, with the shared length; None below `least` tokens.
 
-        is_whole: only what a prompt begins with all of, as recurrent states need it. The prompt's last token stays to
-        be computed.
+        is_whole: consider only prefixes of the prompt, as recurrent states require. The prompt's last token is never
+        shared.
         """
         best, most = self.key(prompt[:-1]), len(prompt) - 1
         if best not in self.store:
@@ -130,9 +135,9 @@ class SequenceTier:
         return self._saved.data.pop(kept.number), most
 
     def find(self, ids: Ints, least: int) -> KeptSequence | None:
-        """Return the longest that a prompt begins with all of, of at least so many tokens.
+        """Return the longest kept sequence of at least `least` tokens that is a prefix of the prompt.
 
-        The prompt's last token stays to be computed: its logits are what comes next.
+        The prompt's last token is never shared: its logits give the next token.
         """
         in_files = set() if self._files is None else self._files.lengths
         for length in sorted(self._lengths.keys() | in_files, reverse=True):
@@ -150,7 +155,7 @@ class SequenceTier:
         return None
 
     def _read(self, key: bytes, tokens: int) -> SavedSequence | None:
-        """Return what a file has, here and now: whether it is sound decides how much is found."""
+        """Return a sequence from its file, read immediately: whether it is intact decides how much is found."""
         data = None if self._files is None else self._files.read(key)
         return None if data is None else self._of_bytes(tokens, np.frombuffer(bytearray(data), np.uint8))
 
@@ -174,7 +179,7 @@ class SequenceTier:
 
 
 def _common(one: Ints, other: Ints) -> int:
-    """Return how many tokens two sequences begin alike with."""
+    """Return the length of the prefix that two sequences share."""
     count = min(len(one), len(other))
     is_other = one[:count] != other[:count]
     return int(is_other.argmax()) if is_other.any() else count

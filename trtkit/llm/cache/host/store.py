@@ -1,4 +1,4 @@
-"""What the host keeps, by key: never more bytes than the limit, what was used least recently out first."""
+"""Values by key within a byte limit, evicted least recently used first."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class _Entry(Generic[T]):
 
 
 class HostStore(Generic[T]):
-    """Values of known sizes. Retained ones stay; all others are evicted for what is put later.
+    """Values of known sizes. Retained ones stay; all others may be evicted for new ones.
 
-    on_drop: takes the key and the value of what gives way.
+    on_drop: called with the key and value of each evicted one.
     """
 
     def __init__(self, limit_bytes: int, on_drop: Callable[[bytes, T], None] = lambda _key, _value: None) -> None:
@@ -37,15 +37,15 @@ class HostStore(Generic[T]):
         return key in self._entries
 
     def get(self, key: bytes) -> T:
-        """Return a value that is kept."""
+        """Return a stored value."""
         return self._entries[key].value
 
     def items(self) -> Iterator[tuple[bytes, T]]:
-        """Yield all that is kept."""
+        """Yield all stored values."""
         return ((key, entry.value) for key, entry in self._entries.items())
 
     def make_room(self, size_bytes: int) -> bool:
-        """Evict what was used least recently until so many bytes fit; return False if retained values leave no room."""
+        """Evict the least recently used until `size_bytes` fit; return False if retained values leave no room."""
         if self.retained_bytes + size_bytes > self.limit_bytes:
             return False
         excess, dropped = self.size_bytes + size_bytes - self.limit_bytes, []
@@ -60,27 +60,27 @@ class HostStore(Generic[T]):
         return True
 
     def put(self, key: bytes, size_bytes: int, value: T) -> None:
-        """Keep a value for which `make_room` has made room."""
+        """Store a value for which `make_room` has made room."""
         assert key not in self._entries
         assert self.size_bytes + size_bytes <= self.limit_bytes
         self._entries[key] = _Entry(size_bytes, value)
         self.size_bytes += size_bytes
 
     def pop(self, key: bytes) -> T:
-        """Return a value that is kept, and not retained, and keep it no longer."""
+        """Remove and return a stored value that is not retained."""
         entry = self._entries.pop(key)
         assert not entry.retained
         self.size_bytes -= entry.size_bytes
         return entry.value
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Note that blocks of a sequence are used; later ones give way before those that they follow."""
+        """Mark a sequence's blocks as used; later ones are evicted before their predecessors."""
         for key in reversed(list(keys)):
             if key in self._entries:
                 self._entries.move_to_end(key)
 
     def retain(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Let those of `keys` that are kept stay until they are released; return them."""
+        """Retain those of `keys` that are stored until they are released; return them."""
         kept = [key for key in keys if key in self._entries]
         for key in kept:
             entry = self._entries[key]
@@ -89,14 +89,14 @@ class HostStore(Generic[T]):
         return kept
 
     def release(self, keys: Iterable[bytes]) -> None:
-        """Take back what one `retain` of each of `keys` did."""
+        """Undo one `retain` of each of `keys`."""
         for key in keys:
             entry = self._entries[key]
             entry.retained -= 1
             self.retained_bytes -= 0 if entry.retained else entry.size_bytes
 
     def is_retained(self, key: bytes) -> bool:
-        """Whether a value is kept, and retained."""
+        """Whether a value is stored and retained."""
         return key in self._entries and self._entries[key].retained > 0
 
     def _drop(self, key: bytes) -> None:

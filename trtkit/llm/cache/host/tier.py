@@ -1,4 +1,4 @@
-"""What sequences leave on the host when they lose their memory, and what new ones find there."""
+"""The host tier: what sequences leave on the host when they lose their memory, and what new ones find there."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from trtkit.llm.soft_tokens import SoftTokens
 
 
-_CHUNK = 64  # blocks that are written at once at the end
-_SAVED_AHEAD = 0.25  # of the memory, for blocks that caches have too
+_CHUNK = 64  # blocks that `close` writes at once
+_SAVED_AHEAD = 0.25  # share of the memory for copies of blocks that caches still hold
 _RUNNING_BLOCKS = 8  # full blocks of a running sequence that are saved together
 
 
 class HostPrefix(NamedTuple):
     """What the host has of a prompt: its first `tokens`, as blocks from `first` on, or as a whole sequence.
 
-    keys: of the blocks, which stay until they are loaded. file_tokens: those of the tokens that were read from files.
-    whole: the number of the sequence.
+    keys: of the blocks, which are retained until they are loaded. file_tokens: how many of the tokens were read from
+    files. whole: number of the sequence.
     """
 
     tokens: int
@@ -52,12 +52,12 @@ class HostPrefix(NamedTuple):
 
 
 class HostTier:
-    """Blocks of tokens by content; sequences as a whole, if they have recurrent states.
+    """Blocks of tokens by content; whole sequences if they have recurrent states.
 
-    It decides what is saved and loaded, and appends that to `transfers`; who carries them out has the memory. Its
-    decisions depend on what earlier copies have taken, and on whether files are sound, which are read at once.
-    Raises RequestError for a folder that cannot be used. block_tokens: of each block. imports: what other engines
-    computed, in memory of its own, until a prompt takes it.
+    Decides what is saved and loaded, and appends that to `transfers`; the owner of the memory carries them out.
+    Decisions depend on the durations of earlier copies, and on whether files, which are read immediately, are intact.
+    Raises RequestError for a folder that cannot be used. block_tokens: tokens per block. imports: prefixes that other
+    engines computed, in memory of their own until a prompt takes them.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class HostTier:
             cache.pages.on_evict = self._keep_pages
             if self.link.is_background:
                 cache.pages.tree.is_saved = self.blocks.store.__contains__
-        self._saved: Ints = np.zeros(slots.count, np.int64)  # first blocks of each slot that were saved ahead
+        self._saved: Ints = np.zeros(slots.count, np.int64)  # leading blocks of each slot that were saved ahead
         self._versions: Ints = np.zeros(slots.count, np.int64)
 
     def changes(self) -> Iterator[Change]:
-        """Yield what memory and files have come to hold and have lost since the last call."""
+        """Yield what memory and files have gained and lost since the last call."""
         yield from self.imports.changes.take()
         yield from self.sequences.changes.take() if self.blocks is None else self.blocks.changes.take()
         for key, preimage in () if self.files is None else self.files.changes():
@@ -100,18 +100,18 @@ class HostTier:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that are kept."""
+        """Bytes in use."""
         return self.sequences.store.size_bytes + (0 if self.blocks is None else self.blocks.store.size_bytes)
 
     @property
     def retained_bytes(self) -> int:
-        """Bytes of requests that gave way and have not come back."""
+        """Bytes retained for preempted requests."""
         return self.sequences.store.retained_bytes + (0 if self.blocks is None else self.blocks.store.retained_bytes)
 
     def keep(self, slot: int, most: int | None = None, *, is_retained: bool = False) -> list[bytes]:
-        """Save what a slot has cached, or its first `most` tokens, as far as there is room, if computing takes longer.
+        """Save a slot's cache, or its first `most` tokens, as far as there is room, if computing it takes longer.
 
-        is_retained: whether it stays until it is released; returns the keys to release then.
+        is_retained: keep it until it is released; then returns the keys to release.
         """
         ids = self._known(slot, most)
         if self.blocks is not None:
@@ -124,7 +124,7 @@ class HostTier:
         return self.sequences.store.retain([key]) if is_retained and key is not None else []
 
     def can_retain(self, slot: int) -> bool:
-        """Whether there is room for all that a slot has cached."""
+        """Whether there is room for everything that a slot has cached."""
         ids = self._known(slot)
         if self.blocks is not None:
             return self.blocks.has_room(self._chain(ids, self._slots.sequences.soft.get(slot)))
@@ -134,7 +134,7 @@ class HostTier:
         return store.retained_bytes + size <= store.limit_bytes
 
     def release(self, keys: Sequence[bytes]) -> None:
-        """Let go of what `keep` retained."""
+        """Release what `keep` retained."""
         (self.sequences if self.blocks is None else self.blocks).store.release(keys)
 
     def find(self, ids: Ints, soft: SoftTokens | None, common: int, least: int) -> HostPrefix | None:
@@ -154,7 +154,7 @@ class HostTier:
         return HostPrefix((first + len(keys)) * size, read * size, first, keys) if keys else None
 
     def tokens_of(self, ids: Ints, common: int) -> int:
-        """Return how many tokens of a prompt are cached: the first `common` elsewhere, and the next blocks here."""
+        """Return how many tokens of a prompt are cached: the first `common` elsewhere, and consecutive blocks here."""
         if self.blocks is None or self.blocks.is_empty:
             return common
         count = common // self.blocks.tokens
@@ -164,7 +164,7 @@ class HostTier:
         return max(common, count * self.blocks.tokens)
 
     def load(self, slot: int, on_host: HostPrefix) -> Arrival | None:
-        """Load what the host has into a slot, which has memory for it; return when it comes, if steps run meanwhile."""
+        """Load what the host has into a slot that has memory for it; return the pending load if steps run meanwhile."""
         if on_host.whole is not None or self.blocks is None:
             self.load_whole(slot, on_host.whole or 0, on_host.tokens)
             return None
@@ -173,7 +173,7 @@ class HostTier:
         return arrival
 
     def load_whole(self, slot: int, number: int, tokens: int) -> None:
-        """Begin a slot with the sequence of a number, and have pages of its own for it."""
+        """Load a numbered sequence into a slot, with pages of its own."""
         pages = self._cache.pages
         if pages is not None:
             pages.release(slot)
@@ -182,9 +182,10 @@ class HostTier:
         self._transfers.append(LoadSequence(number, slot, tokens, self._pages_of(slot)))
 
     def save_ahead(self, slots: Callable[[], Iterator[int]]) -> None:
-        """Save blocks whose memory is taken next, if the link is idle: so much of them as leaves at once.
+        """Save blocks whose memory will be taken next, if the link is idle, as many as can be staged at once.
 
-        slots: gives those whose blocks may be taken after all pages that nobody reads, the first to lose them first.
+        slots: returns slots whose blocks may be taken once no unused pages are left, in the order in which they lose
+        them.
         """
         if self.blocks is None or not self.link.is_idle or not self._is_worth_loading(self.blocks):
             return
@@ -194,7 +195,7 @@ class HostTier:
             self.blocks.keep([block for block, _ in unsaved], [place for _, place in unsaved])
 
     def next_save(self, decoding: Ints) -> tuple[float, int]:
-        """Return when `save_ahead` has something to do, or after how many tokens of `decoding` slots; both at least."""
+        """Return the earliest time at which `save_ahead` has something to do, and after how many tokens of `decoding`."""
         never = 1 << 60
         if self.blocks is None or not self.link.is_background or self._saved_ahead() >= self._most_ahead:
             return float("inf"), never
@@ -207,7 +208,7 @@ class HostTier:
         return at_s, int(missing.min()) if missing.size else never
 
     def keep_all(self) -> Iterator[None]:
-        """Save all that is cached, a part at a time: each is to be carried out, and written, before the next."""
+        """Save everything that is cached, part by part; the caller carries out and writes each part before the next."""
         pages = self._cache.pages
         if pages is not None and self.blocks is not None:
             found = list(pages.tree.blocks().items())
@@ -224,7 +225,7 @@ class HostTier:
         return cast("CacheForm", self._cache.form(tokens)).saved(data)
 
     def _keep_whole(self, slot: int, ids: Ints) -> bytes | None:
-        """Save a sequence whose states have read all of `ids`; images are not told apart by it."""
+        """Save a sequence whose states have read all of `ids`; not one with images, which ids do not distinguish."""
         is_whole = self._slots.positions is not None and self._slots.positions[slot] == len(ids) and len(ids) > 0
         if not is_whole or slot in self._slots.sequences.soft:
             return None
@@ -247,24 +248,24 @@ class HostTier:
 
     @property
     def _most_ahead(self) -> int:
-        """Blocks that are saved before their memory is taken: more would leave no room for those that lost it."""
+        """Limit on blocks saved ahead: more would leave no room for preempted sequences."""
         assert self.blocks is not None
         return max(1, int(_SAVED_AHEAD * self.blocks.rows))
 
     def _saved_ahead(self) -> int:
-        """Return how many blocks could be taken from the caches without a loss."""
+        """Return how many blocks could be taken from the caches without loss."""
         pages = self._cache.pages
         return int(self._first_saved().sum()) + (0 if pages is None else pages.tree.saved)
 
     def _first_saved(self) -> Ints:
-        """Return how many of each slot's first blocks were saved ahead; none of a sequence that has just begun."""
+        """Return how many of each slot's leading blocks were saved ahead; 0 for new sequences."""
         versions, has_ended = self._slots.sequences.versions, self._slots.cached == 0
         self._saved[(versions != self._versions) | has_ended] = 0
         self._versions[:] = versions
         return self._saved
 
     def _unsaved(self, blocks: BlockTier, slots: Callable[[], Iterator[int]]) -> Iterator[tuple[Block, int]]:
-        """Yield blocks that the host has not, and their places in the caches, in the order in which memory is taken."""
+        """Yield blocks that the host lacks, with their places in the caches, in the order in which memory is taken."""
         pages, left = self._cache.pages, self._most_ahead - self._saved_ahead()
         while pages is not None and pages.tree.has_unsaved and left > 0:
             page, block = pages.tree.next_unsaved()
@@ -283,14 +284,14 @@ class HostTier:
                     yield slot_blocks[number], self._places(slot, number, 1)[0]
 
     def _slot_blocks(self, slot: int) -> list[Block]:
-        """Return a slot's full blocks, as far as they can be found in its pages."""
+        """Return a slot's full blocks, as far as its pages can be found."""
         pages = self._cache.pages
         if pages is None:
             return self._chain(self._known(slot), self._slots.sequences.soft.get(slot))
         return [pages.tree.block(page) for page in pages.pages_of(slot)[: pages.registered[slot]]]
 
     def _room(self) -> int | None:
-        """Return how many blocks can be saved so that no step waits; None, any number, where steps wait for all."""
+        """Return how many blocks can be saved without a step waiting; None if steps wait for every save."""
         assert self.blocks is not None
         return self.link.room_bytes // self.blocks.size_bytes if self.link.is_background else None
 
@@ -304,7 +305,7 @@ class HostTier:
         return not token_s or blocks.rate.seconds_per_byte * blocks.size_bytes <= token_s * blocks.tokens
 
     def _is_worth(self, tier: BlockTier | SequenceTier, copied_bytes: int, tokens: int) -> bool:
-        """Whether it takes less time to copy so many bytes than to compute so many tokens again."""
+        """Whether copying these bytes takes less time than computing these tokens again."""
         token_s = self._costs.prompt_token_s
         if not token_s or tier.rate.seconds_per_byte * copied_bytes <= token_s * tokens:
             return True
@@ -312,7 +313,7 @@ class HostTier:
         return False
 
     def _places(self, slot: int, first: int, count: int) -> list[int]:
-        """Return where the caches have a slot's blocks: pages, or numbers over all slots."""
+        """Return the places of a slot's blocks in the caches: pages, or indices over all slots."""
         assert self.blocks is not None
         if (pages := self._cache.pages) is not None:
             return pages.pages_of(slot)[first : first + count]
@@ -323,7 +324,7 @@ class HostTier:
         return () if self._cache.pages is None else tuple(self._cache.pages.pages_of(slot))
 
     def _blocks_of(self, preimage: bytes) -> list[Block]:
-        """Return the blocks of a file, by the bytes that its key is the digest of."""
+        """Return the blocks of a file from the preimage of its key."""
         if self.blocks is not None:
             return [block_of(preimage)]
         return chain(contents(np.frombuffer(preimage, np.int64), self.block_tokens))
@@ -333,7 +334,7 @@ class HostTier:
         return chain(contents(ids, self.blocks.tokens, soft))
 
     def _known(self, slot: int, most: int | None = None) -> Ints:
-        """Return the tokens that a slot has cached and the host knows, as they are compared."""
+        """Return the tokens that a slot has cached and the host knows, in the form in which they are compared."""
         ids = self._slots.sequences.tokens[slot, : self._slots.cached[slot]][:most].copy()
         unknown = (ids == UNKNOWN).nonzero()[0]
         return self._slots.sequences.keyed(slot, ids[: unknown[0]] if unknown.size else ids)
