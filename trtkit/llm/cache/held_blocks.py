@@ -72,9 +72,9 @@ def chain(contents: Iterable[bytes], parent: bytes = START) -> list[Block]:
 def contents(
     ids: Ints, page_tokens: int, soft: SoftTokens | None = None, pages: slice = slice(None)
 ) -> Iterator[bytes]:
-    """Yield the content of each full page of a sequence:
+    """Yield the content of each full page of a sequence.
 
-    its tokens, and the keys of vectors that replace some of them.
+    Its tokens, and the keys of vectors that replace some of them.
     """
     first, stop, _ = pages.indices(len(ids) // page_tokens)
     for start in range(first * page_tokens, stop * page_tokens, page_tokens):

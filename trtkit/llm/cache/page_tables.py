@@ -1,6 +1,6 @@
-"""The pages of every slot:
+"""The pages of every slot.
 
-allocated when tokens need them, shared by reference count, copied before they are written.
+Allocated when tokens need them, shared by reference count, copied before they are written.
 """
 
 from __future__ import annotations

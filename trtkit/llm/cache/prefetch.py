@@ -48,9 +48,9 @@ class Prefetches:
         self._loading: list[_Prefetched] = []
 
     def may_begin(self, request_id: str, tokens: int) -> bool:
-        """Whether to load a request's host blocks:
+        """Whether to load a request's host blocks.
 
-        the link is idle, and there are free pages for all of the request.
+        The link is idle, and there are free pages for all of the request.
         """
         if request_id in self._known or not self._host.link.is_free:
             return False

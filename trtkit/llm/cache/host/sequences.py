@@ -1,6 +1,6 @@
-"""Sequences kept whole in host memory:
+"""Sequences kept whole in host memory.
 
-those with recurrent states, which continue only after all tokens that they have read, and those that other engines
+Those with recurrent states, which continue only after all tokens that they have read, and those that other engines
 computed.
 """
 

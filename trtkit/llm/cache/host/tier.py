@@ -195,7 +195,7 @@ class HostTier:
             self.blocks.keep([block for block, _ in unsaved], [place for _, place in unsaved])
 
     def next_save(self, decoding: Ints) -> tuple[float, int]:
-        """Return the earliest time at which `save_ahead` has something to do, and after how many tokens of `decoding`."""
+        """Return the earliest time, and token count of `decoding` slots, at which `save_ahead` has something to do."""
         never = 1 << 60
         if self.blocks is None or not self.link.is_background or self._saved_ahead() >= self._most_ahead:
             return float("inf"), never
