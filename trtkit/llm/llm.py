@@ -296,9 +296,9 @@ def _by_length(prompt: PreparedPrompt) -> int:
 
 
 def _by_prefix(prompt: PreparedPrompt) -> tuple[str, list[int]]:
-    """Sort key that puts prompts with a common prefix next to each other:
+    """Sort key that puts prompts with a common prefix next to each other.
 
-    a slot keeps a prefix until its next request.
+    A slot keeps a prefix until its next request.
     """
     return prompt.settings.params.adapter or "", prompt.read.ids
 

@@ -1,6 +1,6 @@
-"""Prompts of a file, one per line with settings of its own:
+"""Prompts of a file, one per line with settings of its own.
 
-read, checked and prepared, with every problem reported at once.
+Read, checked and prepared, with every problem reported at once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Communicators between the devices of a stage's ranks, in the form that TensorRT takes:
+"""Communicators between the devices of a stage's ranks, in the form that TensorRT takes.
 
-a capsule of NCCL's communicator.
+A capsule of NCCL's communicator.
 """
 
 from __future__ import annotations

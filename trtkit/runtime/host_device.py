@@ -95,7 +95,7 @@ class HostDevice:
         return HostCommunicator(self.communicators, ranks)
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return aligned memory filled with bytes of 255:
+        """Return aligned memory filled with bytes of 255.
 
         NaN, or an integer that is not a token. Not during a capture.
         """

@@ -141,9 +141,9 @@ class Machine:
 
 
 def machine_of(question: PlanningQuestion, gpu: PlannedGpu, options: MachineOptions, caches: Caches) -> Machine:
-    """Return the GPUs that run a planned model:
+    """Return the GPUs that run a planned model.
 
-    those of its grid. Raises SimulationError if the model does not fit them.
+    Those of its grid. Raises SimulationError if the model does not fit them.
     """
     model, work, is_paged = question.model, question.work, caches != "linear"
     check_grid_is_simulated(question.grid, gpu)

@@ -1,6 +1,6 @@
-"""The KV caches of all ranks, and their blocks on the host, as one:
+"""The KV caches of all ranks, and their blocks on the host, as one.
 
-every rank repeats rank 0's operations on its own.
+Every rank repeats rank 0's operations on its own.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ class GroupCache:
         self._run(Message("rewind", {"slots": slots}), lambda: self._own.rewind(slots))
 
     def form(self, tokens: int) -> CacheForm:
-        """Return the layout of a saved sequence of `tokens` tokens:
+        """Return the layout of a saved sequence of `tokens` tokens.
 
-        each rank's arrays, with the rank in their names.
+        Each rank's arrays, with the rank in their names.
         """
         named = [
             replace(array, name=f"rank{rank}/{array.name}")

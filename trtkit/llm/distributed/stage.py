@@ -184,9 +184,9 @@ class StageRunner:
 
 
 _TOLERANCE = 0.02
-"""Relative RMS tolerance of logits between ranks when they open:
+"""Relative RMS tolerance of logits between ranks when they open.
 
-kernels may differ by GPU; a broken collective differs by more.
+Kernels may differ by GPU; a broken collective differs by more.
 """
 _FIX = "restart; if it happens again, see whether every rank has the same engine files, GPU and NCCL"
 

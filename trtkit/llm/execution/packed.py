@@ -180,7 +180,7 @@ class PackedCall:
         return NewTokens(slots, starts, torch.ones_like(starts), pages)
 
     def shaped(self, logits: torch.Tensor, *, has_all_logits: bool) -> torch.Tensor:
-        """Return the logits of a plain call in the shape of `DecoderExecution.forward`:
+        """Return the logits of a plain call in the shape of `DecoderExecution.forward`.
 
         [R, V], or [R, S, V] of all tokens.
         """

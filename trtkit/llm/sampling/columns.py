@@ -155,9 +155,9 @@ class SlotState:
 
 @dataclass(frozen=True)
 class BadWords:
-    """Token sequences that must not occur:
+    """Token sequences that must not occur.
 
-    single tokens, and longer ones grouped by length as (prefixes, last tokens).
+    Single tokens, and longer ones grouped by length as (prefixes, last tokens).
     """
 
     single: Array
