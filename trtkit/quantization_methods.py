@@ -1,7 +1,7 @@
-"""THE table of quantization: one row a method, one row a format.
+"""THE table of quantization: one row per method, one row per format.
 
-All that trtkit knows about a method follows from its row: which names a config takes, help and shell completion, the
-tables in docs/quantization*.md, which models and targets it is for, its share of a size budget, what `trtkit plan`
+Everything that trtkit knows about a method follows from its row: the names in configs, help and shell completion, the
+tables in docs/quantization*.md, the models and targets it supports, its share of a size budget, what `trtkit plan`
 counts and what `trtkit verify` tolerates. To add a method, add its row; if no algorithm here sets its weights, name one
 and write it: `quantization/int4.py` for blocks of 4 bits, `quantization/llm/modelopt.py` for what ModelOpt does.
 """
@@ -16,27 +16,27 @@ Format = Literal["int8", "int4", "fp8", "mxfp8", "fp4", "mxfp4"]
 CacheFormat = Literal["int8", "fp8"]
 """Formats of KV caches."""
 Block = Literal[32, 64, 128]
-"""Columns that may share a scale in formats that leave the choice."""
+"""Block sizes, in columns that share a scale, for formats that leave the choice."""
 Use = Literal["llm", "experts", "vision", "written"]
-"""Language models; mixtures of experts; what comes through ONNX; a hybrid's parts that the network API writes."""
+"""Language models; mixtures of experts; models exported through ONNX; a hybrid's parts written with the network API."""
 _ALL_USES: tuple[Use, ...] = ("llm", "experts", "vision", "written")
 Algorithm = Literal["max", "smoothquant", "least_error", "nearest", "awq", "gptq"]
 BLOCKS = (128, 64, 32)
 LESS_LOSS = (
     "leave more products unquantized (`quantize.keep`, `quantize.exclude`), calibrate on more data, or use int8_wo"
 )
-"""What to do if a quantized vision model loses too much."""
+"""Advice for a quantized vision model that loses too much."""
 AS_STORED, NONE = "as_stored", "none"
-"""What a config may name in the place of a method: keep what a GGUF file holds; quantize nothing."""
+"""Config values instead of a method: keep what a GGUF file holds; quantize nothing."""
 
 
 @dataclass(frozen=True)
 class FormatRow:
-    """A format of quantized numbers.
+    """A number format of quantized values.
 
     type_name: of the codes, in `trtkit.dtypes`. largest: magnitude of the largest code. tolerance: relative RMS error
-    of logits that rounding inputs to it may cost. block: columns that share a scale, 0 if the format leaves the choice.
-    scale_bits: of one scale in a block. words: of a number, for the docs.
+    of logits that rounding the inputs may cost. block: columns that share a scale, 0 if the format leaves the choice.
+    scale_bits: of one scale per block. words: description of a number, for the docs.
     """
 
     type_name: str
@@ -48,7 +48,7 @@ class FormatRow:
 
     @property
     def dtype(self) -> DType:
-        """TensorRT's type of the codes."""
+        """TensorRT's type for the codes."""
         return DTYPES[self.type_name]
 
 
@@ -68,10 +68,10 @@ FORMATS: dict[Format, FormatRow] = {
 class Method:
     """One way to quantize linear layers.
 
-    scales: what shares a scale in a language model's weights. rounds_inputs: activations are quantized too.
-    needs_data: its scales, or its rounding, follow from calibration data; parts that the network API writes scale their
-    inputs while running and need none. algorithm: what sets the weights. tolerance: relative RMS error against the fp32
-    model that it may cost a vision model or a hybrid's part (docs/quantization-costs.md), with room. note: how it
+    scales: what shares a scale in a language model's weights. rounds_inputs: whether activations are quantized too.
+    needs_data: whether scales or rounding depend on calibration data; parts written with the network API scale their
+    inputs at run time and need none. algorithm: what sets the weights. tolerance: relative RMS error against the fp32
+    model that it may cost a vision model or a hybrid's part (docs/quantization-costs.md), with a margin. note: how it
     rounds, for the docs.
     """
 
@@ -86,26 +86,29 @@ class Method:
 
     @property
     def dtype(self) -> DType:
-        """TensorRT's type of the codes."""
+        """TensorRT's type for the codes."""
         return FORMATS[self.format].dtype
 
     @property
     def takes_block(self) -> bool:
-        """Whether weights share scales by blocks of a size that a config may choose."""
+        """Whether weights share scales in blocks whose size a config may choose."""
         return self.scales == "block" and not FORMATS[self.format].block
 
     @property
     def is_modelopts(self) -> bool:
-        """Whether ModelOpt quantizes a language model's layers so; trtkit rounds those in chosen blocks itself."""
+        """Whether ModelOpt quantizes such layers of a language model; trtkit rounds those of a chosen block size."""
         return not self.takes_block
 
     @property
     def is_fallback(self) -> bool:
-        """Whether layers that a budget leaves may have it: 8 bits that fit a matrix of any size."""
+        """Whether it may be the fallback for layers left by a budget: 8 bits, for matrices of any size."""
         return self.scales != "block"
 
     def block(self, chosen: int) -> int | None:
-        """Return the columns that share a scale: 0 for a row's, None for the matrix's. chosen: if it takes a block."""
+        """Return the columns that share a scale: 0 for a row's, None for the matrix's.
+
+        chosen: the size if it takes one.
+        """
         if self.scales == "block":
             return FORMATS[self.format].block or chosen
         return 0 if self.scales == "row" else None
@@ -125,7 +128,7 @@ METHODS: dict[str, Method] = {
     "fp8_pc": Method("fp8", "row", "least_error", rounds_inputs=True, needs_data=True, note="chosen for least error"),
     "nvfp4": Method("fp4", "block", "max", ("llm", "experts"), rounds_inputs=True, needs_data=True),
 }
-"""By name, the most widely usable first."""
+"""By name, the most widely supported first."""
 
 
 def methods_for(use: Use) -> tuple[str, ...]:
@@ -134,17 +137,17 @@ def methods_for(use: Use) -> tuple[str, ...]:
 
 
 def needs_data(name: str) -> bool:
-    """Whether a method of a config needs calibration data; `none` and `as_stored` do not."""
+    """Whether a config's method needs calibration data; `none` and `as_stored` do not."""
     return name in METHODS and METHODS[name].needs_data
 
 
 def tolerance_of(name: str) -> float:
-    """Return the tolerance of a method of a config; 0 for `none` and `as_stored`."""
+    """Return the tolerance of a config's method; 0 for `none` and `as_stored`."""
     return METHODS[name].tolerance if name in METHODS else 0.0
 
 
 def weight_bits(name: Format, block: int = 0, *, has_offsets: bool = False) -> float:
-    """Return the bits of a weight with its share of scales and offsets; one for a row or a matrix is not counted.
+    """Return the bits per weight with its share of block scales and offsets; those of rows and matrices do not count.
 
     block: columns that share a scale, in formats that leave the choice.
     """

@@ -1,4 +1,4 @@
-"""The only importer of TensorRT: full `tensorrt` or `tensorrt_rtx`, as a value that is passed along."""
+"""The only package that imports TensorRT: full `tensorrt` or `tensorrt_rtx`, as a `Backend` value to pass along."""
 
 from trtkit.backends.backend import (
     BACKENDS,

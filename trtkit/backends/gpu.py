@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs and driver of this machine, asked of the driver's own library, NVML."""
+"""The NVIDIA GPUs and driver of this machine, from the driver's own library, NVML."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Gpu:
 
 
 def list_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs present, none if there is no driver."""
+    """Return the GPUs present; none without a driver."""
     import pynvml
 
     try:
@@ -39,6 +39,6 @@ def list_gpus() -> tuple[Gpu, ...]:
 
 
 def driver_version() -> str | None:
-    """Return the NVIDIA driver's version, None if there is none."""
+    """Return the NVIDIA driver's version; None without a driver."""
     gpus = list_gpus()
     return gpus[0].driver if gpus else None

@@ -1,1 +1,1 @@
-"""Measure how fast a model is, compared with what else could serve it and what the hardware allows."""
+"""Benchmarks: a model's speed, compared with alternatives and with the hardware's limits."""

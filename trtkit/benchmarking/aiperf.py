@@ -1,7 +1,7 @@
-"""Results as AIPerf writes them: `profile_export_aiperf.json`, its CSV, and a line for each request.
+"""Results in AIPerf's form: `profile_export_aiperf.json`, its CSV, and one line per request.
 
-Shape and names: ai-dynamo/aiperf 0.13, schema 1.4. `request_latency` and `time_to_first_token` count from the sending
-there; what counts from the due time is `effective_latency`. AIPerf's other files and its per-connection metrics of HTTP
+Shape and names: ai-dynamo/aiperf 0.13, schema 1.4. There `request_latency` and `time_to_first_token` count from the
+time of sending; `effective_latency` counts from the due time. AIPerf's other files and its per-connection HTTP metrics
 have no counterpart here.
 """
 
@@ -41,9 +41,9 @@ _HEADERS = {
 
 
 def write_aiperf(folder: Path, report: LlmReport) -> list[Path]:
-    """Write each case of each contender into a folder of its own, or into `folder` if there is only one.
+    """Write each case of each contender to its own folder, or to `folder` if there is only one.
 
-    Return what was written. Raises BenchError if the disk does not let it.
+    Return the written files. Raises BenchError if they cannot be written.
     """
     runs = [(case, result) for case in report.cases for result in case.results]
     written = []
@@ -93,7 +93,7 @@ def summary_json(report: LlmReport, case: TextCase, result: TextResult) -> Json:
 
 
 def aiperf_metrics(result: TextResult) -> dict[str, Metric]:
-    """Return the metrics as AIPerf defines them: latencies count from the sending."""
+    """Return the metrics as defined by AIPerf: latencies count from the time of sending."""
     records = [record_of(request) for request in result.requests]
     metrics = load_metrics([replace(record, due_s=record.sent_s) for record in records], {})
     metrics |= {name: result.metrics[name] for name in ("goodput", "good_request_count") if name in result.metrics}
@@ -102,7 +102,7 @@ def aiperf_metrics(result: TextResult) -> dict[str, Metric]:
 
 
 def summary_csv(result: TextResult) -> str:
-    """Return `profile_export_aiperf.csv`: metrics of requests, a blank line, totals."""
+    """Return `profile_export_aiperf.csv`: request metrics, a blank line, totals."""
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
     metrics = sorted((_header(name, metric), metric) for name, metric in aiperf_metrics(result).items())
@@ -119,7 +119,7 @@ def summary_csv(result: TextResult) -> str:
 
 
 def requests_jsonl(report: LlmReport, result: TextResult) -> str:
-    """Return `profile_export.jsonl`: metadata and metrics of each request that succeeded."""
+    """Return `profile_export.jsonl`: metadata and metrics of each successful request."""
     start_ns = round(datetime.fromisoformat(report.provenance.measured_at).timestamp() * 1e9)
     lines = [_line(index, record_of(request), start_ns) for index, request in enumerate(result.requests)]
     return "".join(json.dumps(line) + "\n" for line in lines)
@@ -152,6 +152,6 @@ def _errors(result: TextResult) -> list[Json]:
 
 
 def _header(name: str, metric: Metric) -> str:
-    """Return AIPerf's heading; counts of requests have no unit there."""
+    """Return AIPerf's column heading; request counts have no unit there."""
     header = _HEADERS.get(name, name.replace("_", " ").title())
     return header if metric.unit == "requests" else f"{header} ({metric.unit})"

@@ -1,4 +1,4 @@
-"""When requests are due: at a constant rate, at random as a Poisson process, or as a trace has them."""
+"""Due times of requests: at a constant rate, as a Poisson process, or replayed from a trace."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -9,9 +9,9 @@ Pattern = Literal["poisson", "constant"]
 
 
 def poisson_arrivals(rate: float, count: int, seed: int = 0) -> list[float]:
-    """Return `count` due times in seconds whose gaps are exponential with mean 1 / rate; the first is at 0.
+    """Return `count` due times in seconds with exponential gaps of mean 1 / rate; the first is 0.
 
-    rate: requests a second.
+    rate: requests per second.
     """
     _check(rate)
     gaps = np.random.default_rng(seed).exponential(1 / rate, max(0, count - 1))
@@ -25,7 +25,7 @@ def constant_arrivals(rate: float, count: int) -> list[float]:
 
 
 def replayed_arrivals(timestamps_ms: Sequence[float], speed: float = 1.0) -> list[float]:
-    """Return a trace's due times in seconds from its first request, `speed` times as fast."""
+    """Return a trace's due times in seconds since its first request, sped up by the factor `speed`."""
     _check(speed)
     first = min(timestamps_ms, default=0.0)
     return [(timestamp - first) / 1000 / speed for timestamp in timestamps_ms]

@@ -1,4 +1,4 @@
-"""How far figures are from the ceiling: floors of the roofline, and what this machine's processor can do at best."""
+"""Distance of figures from the ceiling: roofline floors, and this machine's best processor rates."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 CPU, GPU = "cpu", "gpu"
 MOST_GAPS = 3
-# The share of a layer's time that has to be work on the roofline for it to be bound by that.
+# A layer is bound by the roofline only if the roofline accounts for at least this share of its time.
 _LEAST_WORK = 0.01
 _RUNS, _MOST_SECONDS = 7, 1.0
 
 
 def ceiling_of(device: str | None, types: Iterable[str]) -> tuple[Ceiling, Roof | None]:
-    """Return the ceiling of what computes on `device`: CPU, GPU, or None for somewhere else; and its rates, if known.
+    """Return the ceiling for `device` (CPU, GPU, or None for elsewhere), and its rates if known.
 
     types: those of the network's products, whose rates are measured on a CPU.
     """
@@ -48,7 +48,7 @@ def ceiling_of(device: str | None, types: Iterable[str]) -> tuple[Ceiling, Roof 
 
 
 def _gpu_ceiling() -> tuple[Ceiling, Roof | None]:
-    """Return the published rates of the GPU that is here."""
+    """Return the published rates of this machine's GPU."""
     device = devices.find_device()
     assert device is not None
     gpu = gpu_of_device(device.name, device.memory_bytes)
@@ -60,19 +60,19 @@ def _gpu_ceiling() -> tuple[Ceiling, Roof | None]:
 
 
 def of_time(least_s: float, measured_ms: float, bound: str) -> Reached:
-    """Return a time's ceiling in ms, the share of it that was reached, and what it is bound by."""
+    """Return a time's floor in ms, the share of it that was reached, and what bounds it."""
     return Reached(least_s * 1e3, least_s * 1e3 / measured_ms, bound)
 
 
 def of_rate(most_per_s: float, measured_per_s: float, bound: str) -> Reached:
-    """Return a rate's ceiling, the share of it that was reached, and what it is bound by."""
+    """Return a rate's ceiling, the share of it that was reached, and what bounds it."""
     return Reached(most_per_s, measured_per_s / most_per_s, bound)
 
 
 def phase_layers(
     name: str, counts: NetworkCounts, point: Point, roof: Roof, run_once: Callable[[], dict[str, float]]
 ) -> PhaseLayers:
-    """Return the layers of a call at (B, S, T), timed a few times, and those that are furthest from their floors."""
+    """Return the layers of a call at (B, S, T), timed a few times, and those furthest from their floors."""
     counts = counts.of_step(point)
     layers = layer_times(counts, point, roof, median_seconds(run_once))
     whole = (counts.flops.at(point), counts.moved_bytes.at(point))
@@ -80,10 +80,10 @@ def phase_layers(
 
 
 def layer_times(counts: NetworkCounts, point: Point, roof: Roof, seconds: Mapping[str, float]) -> tuple[LayerTime, ...]:
-    """Return each timed layer with its floor, in the order of `seconds`. counts: a group for each layer.
+    """Return each timed layer with its floor, in the order of `seconds`. counts: one group per layer.
 
-    A layer of an engine is several of the network's, by its name. One that is not counted only moves what others
-    compute, or has a name of TensorRT's own: its floor is 0.
+    An engine's layer may consist of several of the network's, as its name states. A layer that is not counted only
+    moves others' data, or has a name given by TensorRT: its floor is 0.
     """
     groups = {group.name: group for group in counts.of_step(point).groups}
     rows = []
@@ -94,7 +94,7 @@ def layer_times(counts: NetworkCounts, point: Point, roof: Roof, seconds: Mappin
 
 
 def _layer_time(name: str, layer_s: float, parts: Sequence[GroupCounts], point: Point, roof: Roof) -> LayerTime:
-    """Return a layer's row. Fused parts compute all that they compute, and move at least what the largest one does."""
+    """Return a layer's row. Fused parts compute the sum of their work, and move at least as much as the largest one."""
     floors = [group_floor(part, point, roof) for part in parts]
     compute = [floor.compute_s for floor in floors]
     known = None if None in compute else sum(seconds or 0.0 for seconds in compute)
@@ -111,12 +111,12 @@ def _layer_time(name: str, layer_s: float, parts: Sequence[GroupCounts], point: 
 
 
 def _bound(floor: Floor, layer_s: float) -> str:
-    """Return what a layer is bound by; overhead if next to nothing of its time is work."""
+    """Return what bounds a layer; overhead if almost none of its time is work."""
     return "overhead" if floor.seconds < layer_s * _LEAST_WORK else floor.bound
 
 
 def largest_gaps(layers: Sequence[LayerTime]) -> tuple[LayerGap, ...]:
-    """Return the layers that lose the most time to their floors."""
+    """Return the layers that lose the most time compared with their floors."""
     gaps = [
         LayerGap(**vars(layer), gap_ms=layer.ms - layer.floor_ms, reached=layer.floor_ms / layer.ms) for layer in layers
     ]
@@ -124,7 +124,7 @@ def largest_gaps(layers: Sequence[LayerTime]) -> tuple[LayerGap, ...]:
 
 
 def median_seconds(run: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """Return the median time of each layer over a few runs after an uncounted one."""
+    """Return the median time of each layer over a few runs, after an uncounted run."""
     run()
     begun, runs = time.perf_counter(), [run()]
     while len(runs) < _RUNS and time.perf_counter() - begun < _MOST_SECONDS:
@@ -135,15 +135,15 @@ def median_seconds(run: Callable[[], dict[str, float]]) -> dict[str, float]:
 _TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _SIZE = 768
 
-# A measurement is the best of so many calls, and of all within so many seconds: other programs may run meanwhile.
+# A measurement is the best of this many calls, within this many seconds in total: other programs may be running.
 _RATE_RUNS, _RATE_SECONDS, _MOST_RATE_SECONDS = 7, 0.1, 0.5
 
-# Well above what the caches of a processor hold.
+# Well above the size of a processor's caches.
 _MEMORY_ELEMENTS = 2**24
 
 
 def measure_machine(types: Iterable[str]) -> MeasuredRates:
-    """Measure fp32's rate, those of `types` that torch multiplies, and memory's; in a fraction of a second."""
+    """Measure the rates of fp32, of those `types` that torch multiplies, and of memory, in a fraction of a second."""
     import torch
 
     wanted = dict.fromkeys(["fp32", *(name for name in types if name in _TYPES)])
@@ -165,7 +165,7 @@ def _product_rate(dtype: torch.dtype) -> float:
 
 
 def _memory_rates() -> tuple[float, float]:
-    """Return bytes a second of a copy and of a matrix-vector product."""
+    """Return the bytes per second of a copy and of a matrix-vector product."""
     import torch
 
     source = torch.zeros(_MEMORY_ELEMENTS)
@@ -175,7 +175,7 @@ def _memory_rates() -> tuple[float, float]:
 
 
 def _best_s(call: Callable[[], object]) -> float:
-    """Return the least seconds of a few calls: a ceiling is what was reached when nothing else ran."""
+    """Return the shortest time of a few calls in seconds: a ceiling is the speed with nothing else running."""
     begun, samples = time.perf_counter(), list[float]()
     while _goes_on(len(samples), time.perf_counter() - begun):
         started = time.perf_counter()

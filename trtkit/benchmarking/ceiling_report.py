@@ -1,25 +1,25 @@
-"""What a report says of ceilings: the rates that figures are held against, the share that was reached, layers."""
+"""Ceilings in a report: the rates that figures are compared with, the share that was reached, and layers."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What figures are held against. said: in words, or why there is none."""
+    """The reference for figures. said: description of it, or the reason why there is none."""
 
     said: str
 
 
 @dataclass(frozen=True)
 class _Rates(Ceiling):
-    """The best rates of what computes. operations_per_s: of products, by type."""
+    """The best rates of a processor. operations_per_s: of matrix products, by type."""
 
     operations_per_s: dict[str, float]
 
 
 @dataclass(frozen=True)
 class PublishedRates(_Rates):
-    """A GPU by its data sheet. sources: pages that state the figures."""
+    """A GPU's rates from its data sheet. sources: pages that state the figures."""
 
     bytes_per_s: float
     sources: tuple[str, ...]
@@ -31,9 +31,9 @@ class PublishedRates(_Rates):
 
 @dataclass(frozen=True)
 class MeasuredRates(_Rates):
-    """A processor by rates that were measured, each the best of several.
+    """A processor's measured rates, each the best of several.
 
-    copy and read: bytes a second of a copy, which reads and writes, and of a matrix-vector product, which reads.
+    copy and read: bytes per second of a copy, which reads and writes, and of a matrix-vector product, which reads.
     """
 
     copy_bytes_per_s: float
@@ -47,14 +47,14 @@ class MeasuredRates(_Rates):
     def rate(self, dtype: str) -> float | None:
         """Return the rate of products of `dtype`: its own, or fp32's if that is higher or no other is known.
 
-        Every type can be widened to fp32, and quantized ones are.
+        Every type can be widened to fp32, as quantized ones are.
         """
         return max(self.operations_per_s["fp32"], self.operations_per_s.get(dtype, 0.0))
 
 
 @dataclass(frozen=True)
 class Reached:
-    """A figure's ceiling, the share of it that was reached, and what it is bound by. Times are in ms."""
+    """A figure's ceiling, the share of it that was reached, and what bounds it. Times are in ms."""
 
     ceiling: float
     reached: float
@@ -63,7 +63,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class LayerTime:
-    """A layer as it was timed. layers: how many of the network's it is. floor_ms: the least time."""
+    """A timed layer. layers: how many of the network's layers it contains. floor_ms: the minimum time."""
 
     layer: str
     layers: int
@@ -93,7 +93,7 @@ class StepShape:
 
 @dataclass(frozen=True)
 class PhaseLayers:
-    """The layers of one call. at: of a language model's step. gaps: the layers that lose the most time."""
+    """The layers of one call. at: size of a language model's step. gaps: the layers that lose the most time."""
 
     name: str
     flops: int

@@ -1,4 +1,4 @@
-"""What can compute a network's outputs: the bundle itself, its source in PyTorch, ONNX Runtime, another bundle."""
+"""Contenders that compute a network's outputs: the bundle, its source in PyTorch, ONNX Runtime, another bundle."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ TORCH, COMPILED, ONNX_RUNTIME = "torch", "torch.compile", "onnxruntime"
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """Something that computes. name: in ratios. computes: in words, where too; it is shown with every figure.
+    """A contender. name: in ratios. computes: what runs and where, as shown with every figure.
 
-    device: CPU, GPU, or None if that is not known. precision: of the measured bundle's network, where this is it.
-    layer_seconds: how long each layer of one run took; None if nobody can tell. cuda_graphs: in words.
+    device: CPU, GPU, or None if unknown. precision: of the measured bundle's network, if that is what it runs.
+    layer_seconds: time of each layer in one run; None if unavailable. cuda_graphs: description of their use.
     """
 
     name: str
@@ -65,7 +65,7 @@ def own_contender(
     has_cuda_graphs: bool | None = None,
     weight_budget_gib: WeightBudget | None = None,
 ) -> Contender:
-    """Return the bundle: its engine on the GPU that is here, or the reference executor. runtime: as `open_model`'s.
+    """Return the bundle on this machine's GPU engine, or on the reference executor. runtime: as in `open_model`.
 
     Raises BenchError if CUDA graphs are requested of the reference executor.
     """
@@ -82,7 +82,7 @@ def own_contender(
 
 
 def graphs_text(wanted: bool | None, *, has_engine: bool, are_usual: bool) -> str:
-    """Return in words whether CUDA graphs are used. requested: None for what is usual.
+    """Describe whether CUDA graphs are used; None requests the default.
 
     Raises BenchError if they are requested of the reference executor.
     """
@@ -129,7 +129,7 @@ def _torch(bundle: Bundle, *, is_compiled: bool, is_trusted: bool) -> Contender:
 
 
 def _torch_reference(bundle: Bundle) -> TorchReference | HybridReference:
-    """Return the source in eager PyTorch; a hybrid's whole model. Raises SourceError if it has none."""
+    """Return the source in eager PyTorch; for a hybrid, the whole model. Raises SourceError if it has none."""
     manifest = bundle.manifest
     digests = [file.sha256 for file in manifest.sources]
     if manifest.config.engine_nms is not None:
@@ -145,7 +145,7 @@ def _torch_reference(bundle: Bundle) -> TorchReference | HybridReference:
 
 
 def _check_compiler() -> None:
-    """Raise BenchError where torch.compile would find no compiler for its kernels."""
+    """Raise BenchError if torch.compile would find no compiler for its kernels."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         fix = f"install it, or set CXX to another compiler; --compare {TORCH} needs none"
@@ -165,7 +165,7 @@ def _onnx_runtime(bundle: Bundle) -> Contender:
 
 
 def _check_inputs(bundle: Bundle, other: Bundle) -> None:
-    """Raise BenchError where two bundles do not take the same inputs."""
+    """Raise BenchError if two bundles have different inputs."""
     ours, theirs = ([(t.name, t.dtype) for t in side.manifest.inputs] for side in (bundle, other))
     if ours != theirs:
         what = f"its inputs are {theirs}; the first bundle's are {ours}"

@@ -1,7 +1,7 @@
-"""Two reports of the same work: what became slower, and whether that is more than noise.
+"""Comparison of two reports of the same work: what became slower, beyond noise.
 
-A change counts where its bootstrap interval leaves out 1 and the ratio of medians is beyond the threshold: the first
-alone would call a hair's breadth a regression, the second alone an unlucky run.
+A change counts if its bootstrap interval excludes 1 and the ratio of medians exceeds the threshold: the first condition
+alone would report tiny regressions, the second alone an unlucky run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FEWEST_SAMPLES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Change(Interval):
-    """How a metric changed: after / before."""
+    """Change of a metric: after / before."""
 
     case: str
     contender: str
@@ -36,7 +36,7 @@ class Change(Interval):
 
 @dataclass(frozen=True)
 class Diff:
-    """What changed between two reports. differences: in words, what else is not the same."""
+    """Changes between two reports. differences: descriptions of other differences."""
 
     threshold: float
     relative_to: str | None
@@ -46,11 +46,11 @@ class Diff:
 
 
 def diff_reports(before: Report, after: Report, threshold: float = THRESHOLD, relative_to: str | None = None) -> Diff:
-    """Return every metric that both reports have samples of, with its ratio after / before and a verdict.
+    """Return every metric sampled in both reports, with its ratio after / before and a verdict.
 
-    threshold: a change up to this share is none. relative_to: a contender of both reports that was measured in the
-    same rounds; samples are taken as multiples of its own, so that a machine that is busier now cancels out.
-    Raises BenchError if the reports share nothing, or one lacks that contender.
+    threshold: changes up to this share are ignored. relative_to: a contender in both reports that was measured in the
+    same rounds; samples are divided by its own, so that a busier machine cancels out. Raises BenchError if the reports
+    share nothing, or if one lacks that contender.
     """
     old, new = _samples(before), _samples(after)
     changes = []
@@ -90,7 +90,7 @@ def _samples(report: Report) -> dict[Key, Sequence[float]]:
 
 
 def _relative(samples: Mapping[Key, Sequence[float]], key: Key, relative_to: str) -> Sequence[float]:
-    """Return samples as multiples of a contender's in the same rounds."""
+    """Return samples divided by a contender's in the same rounds."""
     case, _, metric = key
     ours, others = samples[key], samples.get((case, relative_to, metric), ())
     if len(others) != len(ours):
@@ -100,7 +100,7 @@ def _relative(samples: Mapping[Key, Sequence[float]], key: Key, relative_to: str
 
 
 def _differences(before: Report, after: Report) -> Iterator[str]:
-    """Yield in words what else is not the same, which a change may come from."""
+    """Yield descriptions of other differences, which may cause a change."""
     old, new = _conditions(before), _conditions(after)
     for name, value in old.items():
         if value != new[name]:
@@ -108,7 +108,7 @@ def _differences(before: Report, after: Report) -> Iterator[str]:
 
 
 def _conditions(report: Report) -> dict[str, str | int | None]:
-    """Return what should be the same in both reports."""
+    """Return the conditions that should be the same in both reports."""
     machine, versions = report.provenance.machine, report.provenance.versions
     return {
         "computes": report.computes,

@@ -1,4 +1,4 @@
-"""Measure a language model: cases of a load, contenders in turn, metrics by AIPerf's names."""
+"""Benchmarks of language models: cases of a load, alternating contenders, metrics with AIPerf's names."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _WARMUP_TOKENS = 4
 
 
 def bench_llm(bundle: Bundle, request: BenchRequest, about: Provenance, runner: Runner) -> LlmReport:
-    """Return the report of a run. about: when and how it was started. Raises BenchError, GenerationError."""
+    """Return the report of a run. about: time and command of its start. Raises BenchError, GenerationError."""
     load = text_load(bundle, request)
     verified = verification(bundle, is_waived=request.is_waived)
     check_fits(load.work(0), llm_options(bundle.manifest.config).max_sequence_length, str(bundle.path))
@@ -80,7 +80,7 @@ def bench_llm(bundle: Bundle, request: BenchRequest, about: Provenance, runner: 
 
 
 def measure_case(servers: Sequence[TextServer], index: int, load: TextLoad, runner: Runner) -> TextCase:
-    """Give every server the load of case `index`, round by round in turn; return figures, requests and ratios."""
+    """Apply the load of case `index` to every server, alternating by round; return figures, requests and ratios."""
     schedule = load.schedules[index]
     done, total = (cases * load.rounds * len(servers) for cases in (index, len(load.schedules)))
     for server in servers:
@@ -125,7 +125,7 @@ def _measured(bundle: Bundle, request: BenchRequest) -> TextServer:
 
 
 def _graphs(request: BenchRequest) -> str:
-    """Return in words whether CUDA graphs are used; see `graphs_text`."""
+    """Describe whether CUDA graphs are used; see `graphs_text`."""
     if request.server is not None:
         return "as the server has it"
     has_engine = engine_device(request.options.runtime) is not None
@@ -157,7 +157,7 @@ def _rival(name: str, bundle: Bundle, request: BenchRequest, load: TextLoad) -> 
 
 
 def _warm_up(server: TextServer, work: Sequence[Work], schedule: Schedule) -> None:
-    """Answer a few requests shortly, at the case's concurrency."""
+    """Answer a few requests briefly, at the case's concurrency."""
     level = max(2, schedule.concurrency or 1)
     short = [Work(item.prompt_ids, min(item.output_tokens, _WARMUP_TOKENS)) for item in work[:level]]
     server.serve(short, Schedule("warm up", level))
@@ -166,13 +166,13 @@ def _warm_up(server: TextServer, work: Sequence[Work], schedule: Schedule) -> No
 def _result(
     server: TextServer, ours: Sequence[Served], served: Sequence[Served], objectives: Mapping[str, float]
 ) -> TextResult:
-    """Return a server's figures. ours: what the first contender served."""
+    """Return a server's figures. ours: results of the first contender."""
     result = load_result(server, joined([part.records for part in served]), objectives)
     return replace(result, same_tokens=_same_tokens(ours, served))
 
 
 def _samples(done: Sequence[RequestRecord]) -> dict[str, tuple[float, ...]]:
-    """Return what a comparison draws from, in ms: one value a request that succeeded."""
+    """Return the samples to compare, in ms: one value per successful request."""
     samples_s: dict[str, list[float | None]] = {
         "request_latency": [record.latency_s for record in done],
         "time_to_first_token": [record.time_to_first_token_s for record in done],
@@ -182,7 +182,7 @@ def _samples(done: Sequence[RequestRecord]) -> dict[str, tuple[float, ...]]:
 
 
 def _same_tokens(ours: Sequence[Served], theirs: Sequence[Served]) -> float | None:
-    """Return the share of tokens that are those of the first contender; None if they are not known."""
+    """Return the share of tokens equal to the first contender's; None if they are unknown."""
     pairs = [
         (mine, other)
         for our, their in zip(ours, theirs, strict=True)
@@ -193,7 +193,7 @@ def _same_tokens(ours: Sequence[Served], theirs: Sequence[Served]) -> float | No
 
 
 def _ratios(first: TextServer, ours: Sequence[Served], other: TextServer, theirs: Sequence[Served]) -> list[Ratio]:
-    """Return how much longer the first takes, metric by metric; requests are pairs if all succeeded."""
+    """Return how much longer the first contender takes, by metric; requests are paired if all succeeded."""
     mine, its = (_samples(joined([part.records for part in served])) for served in (ours, theirs))
     ratios = []
     for metric in COMPARED:
@@ -206,10 +206,11 @@ def _ratios(first: TextServer, ours: Sequence[Served], other: TextServer, theirs
 
 @dataclass(frozen=True)
 class TextLoad:
-    """A load, ready to be sent.
+    """A load that is ready to be sent.
 
-    schedules: a case each. work: a round's requests, by its number: every round has other prompts, since a cache may
-    hold those of the one before; the warm-up's number is -1. description: of the requests. objectives: in ms by metric.
+    schedules: one per case. work: a round's requests, by its number: every round has different prompts, since a cache
+    may hold the previous round's; the warm-up's number is -1. description: of the requests. objectives: in ms by
+    metric.
     """
 
     schedules: Sequence[Schedule]
@@ -220,7 +221,7 @@ class TextLoad:
 
 
 def text_load(bundle: Bundle, request: BenchRequest) -> TextLoad:
-    """Return the load that a request describes. Raises BenchError, PromptsError for a file that cannot be used."""
+    """Return the load of a request. Raises BenchError, PromptsError for a file that cannot be used."""
     load = request.load
     rows = [] if load.trace is None else read_trace(load.trace, load.requests)
     vocab_size = drawn_tokens(bundle.manifest)
@@ -255,7 +256,7 @@ def _traced(rows: Sequence[TraceRow], vocab_size: int, seed: int, number: int) -
 
 
 def _read_work(bundle: Bundle, file: str, load: Load) -> list[Work]:
-    """Return the prompts of a file, repeated or cut to the number of requests; a line may have `max_tokens`."""
+    """Return the prompts of a file, repeated or cut to the number of requests; a line may set `max_tokens`."""
     lines = read_prompts(file)
     prompts = prepare_prompts(lines, read_text_bundle(bundle), {"max_tokens": load.output_tokens})
     if any(prompt.read.images for prompt in prompts):

@@ -1,7 +1,7 @@
-"""The ceilings of a language model's figures under a load, and the layers that are furthest from theirs.
+"""Ceilings of a language model's figures under load, and the layers furthest from theirs.
 
-Caches are taken to be as long as the tokens in them, and all prompts that are under way to be computed at once: nothing
-that gives these tokens is faster.
+Caches are assumed to be only as long as the tokens in them, and all running prompts to be computed at once, so that
+nothing that produces these tokens can be faster.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _MeanLoad:
-    """A load by its means: tokens of a prompt that had to be computed, all of it, of its answer; requests at once."""
+    """A load by its means: computed prompt tokens, all prompt tokens, answer tokens; concurrent requests."""
 
     new_tokens: int
     input_tokens: int
@@ -52,27 +52,27 @@ class _MeanLoad:
 
     @property
     def prefill(self) -> Point:
-        """One request's prompt, alone."""
+        """A single request's prompt."""
         return 1, self.new_tokens, self.input_tokens
 
     @property
     def prefill_of_all(self) -> Point:
-        """The prompts of all that are under way."""
+        """The prompts of all running requests."""
         return self.under_way, self.new_tokens, self.input_tokens
 
     @property
     def decode(self) -> Point:
-        """A step of all that are under way, at the mean length."""
+        """A decode step of all running requests, at the mean length."""
         return self.under_way, 1, self.input_tokens + (self.output_tokens + 1) // 2
 
 
 def with_ceilings(
     bundle: Bundle, servers: Sequence[TextServer], cases: Sequence[TextCase], runner: Runner
 ) -> tuple[Ceiling, tuple[TextCase, ...]]:
-    """Return what figures are held against, and the cases with their figures' ceilings and their layers' times.
+    """Return the reference for figures, and the cases with their figures' ceilings and layer times.
 
-    The caches of the bundle in this process are written over. Several ranks have no ceilings: their links are not in
-    the roofline.
+    The caches of the bundle in this process are overwritten. There are no ceilings for several ranks: the roofline
+    excludes links.
     """
     own_server = servers[0]
     if bundle.manifest.grid != SINGLE:
@@ -99,7 +99,7 @@ def with_ceilings(
 def _with_ceilings(
     counts: NetworkCounts, roof: Roof, own_server: EngineServer, server: TextServer, result: TextResult
 ) -> TextResult:
-    """Return a contender's result with its ceilings if it computes the counted network at the same place."""
+    """Return a contender's result with its ceilings if it computes the counted network on the same device."""
     load = _load(result)
     is_counted = server is own_server or isinstance(server, TransformersServer)
     if load is None or not is_counted or server.device != own_server.device:
@@ -108,7 +108,7 @@ def _with_ceilings(
 
 
 def _counts(bundle: Bundle, runner: Runner) -> NetworkCounts:
-    """Count the bundle's network in a process of its own, a group for each layer of a block."""
+    """Count the bundle's network in its own process, with one group per layer of a block."""
     where = bundle.path / "model" / "config.json"
     config, quantized = bundle.manifest.config, bundle.network_record().quantization
     length, fields = llm_options(config).max_sequence_length, read_json(where)
@@ -119,7 +119,7 @@ def _counts(bundle: Bundle, runner: Runner) -> NetworkCounts:
 
 
 def _load(result: TextResult) -> _MeanLoad | None:
-    """Return what a contender's requests were on average; None if none succeeded."""
+    """Return the means of a contender's requests; None if none succeeded."""
     done = [request for request in result.requests if not request.error and request.token_ms]
     if not done:
         return None
@@ -132,7 +132,7 @@ def _load(result: TextResult) -> _MeanLoad | None:
 
 
 def _figures(counts: NetworkCounts, roof: Roof, load: _MeanLoad, result: TextResult) -> dict[str, Reached]:
-    """Return the ceilings of one contender's figures, times' for their medians."""
+    """Return the ceilings of one contender's figures; for times, of their medians."""
     first, together, step = (floor(counts, at, roof) for at in (load.prefill, load.prefill_of_all, load.decode))
     steps_s = (load.output_tokens - 1) * step.seconds
     times = {
@@ -152,9 +152,9 @@ def _figures(counts: NetworkCounts, roof: Roof, load: _MeanLoad, result: TextRes
 
 @dataclass
 class _LayerTimer:
-    """Times every layer of a prefill and of a decode step, those of all blocks added up.
+    """Times every layer of a prefill and of a decode step, summed over all blocks.
 
-    timed: what was already timed, which is not timed again: cases at several concurrencies share their prefill.
+    timed: results reused for repeated steps: cases with several concurrencies share their prefill.
     """
 
     execution: DecoderExecution
@@ -163,7 +163,7 @@ class _LayerTimer:
     timed: dict[Point, PhaseLayers] = field(default_factory=dict)
 
     def phases(self, load: _MeanLoad) -> tuple[PhaseLayers, PhaseLayers]:
-        """Return the layers of a load's prefill and decode step."""
+        """Return the layers of a load's prefill and decode steps."""
         rows = min(load.under_way, self.execution.slots)
         size = min(load.new_tokens, self.execution.max_prefill_length)
         known = min(load.input_tokens, self.execution.max_length - 1)
@@ -180,7 +180,7 @@ class _LayerTimer:
 
 
 def _by_place(execution: DecoderExecution, call: Call) -> dict[str, float]:
-    """Return the seconds of layers, those of all blocks added up."""
+    """Return the seconds of layers, summed over all blocks."""
     seconds: dict[str, float] = {}
     for name, layer_s in execution.layer_seconds(call).items():
         path = " + ".join(place_of(part) for part in name.split(" + "))

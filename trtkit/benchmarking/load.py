@@ -1,4 +1,4 @@
-"""Send requests: so many at once, or when each is due, whatever became of those before it."""
+"""Load generation: closed loops with fixed concurrency, or open loops with due times."""
 
 import itertools
 import threading
@@ -12,7 +12,7 @@ from trtkit.errors import TrtkitError
 
 
 class LoadClock(Protocol):
-    """Tells and spends time, in seconds."""
+    """A clock that reports and waits, in seconds."""
 
     def now(self) -> float:
         """Return the time."""
@@ -35,7 +35,7 @@ class WallClock:
 
 @dataclass(frozen=True)
 class RequestOutcome:
-    """What a request gave. token_times_s: by the clock. error: why it failed."""
+    """The result of a request. token_times_s: by the clock. error: why it failed."""
 
     token_times_s: tuple[float, ...] = ()
     input_tokens: int = 0
@@ -48,12 +48,12 @@ def drive(
     workers: int,
     clock: LoadClock | None = None,
 ) -> list[RequestRecord]:
-    """Send requests and return what was seen, in their order.
+    """Send requests and return their records, in order.
 
-    send: takes a request's index and blocks until it is answered. due_s: when each is due, in seconds from the start
-    (an open loop), or how many there are, each sent when a worker is free (a closed loop). workers: requests that may
-    be under way at once. In an open loop a request whose turn comes late is late: its latency counts from its due time.
-    An error of trtkit's is the request's; any other one ends the load.
+    send: takes a request's index and blocks until it is answered. due_s: due times in seconds from the start (an open
+    loop), or the number of requests, each sent when a worker is free (a closed loop). workers: maximum concurrent
+    requests. In an open loop a delayed request's latency counts from its due time. A trtkit error fails its request;
+    any other error ends the load.
     """
     count = due_s if isinstance(due_s, int) else len(due_s)
     load = _RunningLoad(send, None if isinstance(due_s, int) else due_s, clock or WallClock(), iter(range(count)))
@@ -71,7 +71,7 @@ def drive(
 
 
 class _RunningLoad:
-    """The requests that are left, and the records of those that are done."""
+    """The remaining requests, and the records of finished ones."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class _RunningLoad:
         self.failures: list[BaseException] = []
 
     def work(self) -> None:
-        """Send requests until none is left."""
+        """Send requests until none remain."""
         try:
             while not self.failures and (index := self._next()) is not None:
                 self.records[index] = self._one(index)
@@ -109,7 +109,7 @@ class _RunningLoad:
         return RequestRecord(sent if due is None else due, sent, ended, times, answer.input_tokens, answer.error)
 
     def _wait(self, index: int) -> float | None:
-        """Wait until a request is due; return when that is."""
+        """Wait until a request is due; return its due time."""
         if self._due_s is None:
             return None
         due = self._due_s[index]
@@ -120,6 +120,6 @@ class _RunningLoad:
 
 
 def peak_concurrency(records: Sequence[RequestRecord]) -> int:
-    """Return how many requests were under way at once at most."""
+    """Return the maximum number of concurrent requests."""
     changes = sorted([(record.sent_s, 1) for record in records] + [(record.ended_s, -1) for record in records])
     return max(itertools.accumulate(change for _, change in changes), default=0)

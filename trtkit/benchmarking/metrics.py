@@ -1,7 +1,7 @@
-"""From records to metrics, by AIPerf's names and units; goodput under service-level objectives.
+"""Metrics from request records, with AIPerf's names and units; goodput under service-level objectives.
 
-Latencies count from when a request was due. In a closed loop that is when it was sent, as AIPerf counts; in an open
-loop AIPerf's own `request_latency` counts from the sending, and its CO-aware `effective_latency` as here.
+Latencies count from a request's due time. In a closed loop that is the time of sending, as in AIPerf; in an open loop
+AIPerf's own `request_latency` counts from the time of sending, and its CO-aware `effective_latency` as here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNITS = {
     "goodput": "requests/sec",
     "good_request_count": "requests",
 }
-# What an objective may bound from above: AIPerf's name, and its value for one request; None if it has none.
+# Metrics that objectives may bound from above: AIPerf's name, and the value for one request; None if it has none.
 OBJECTIVES: dict[str, Callable[[RequestRecord], float | None]] = {
     "request_latency": lambda record: record.latency_s * 1e3,
     "time_to_first_token": lambda record: _ms(record.time_to_first_token_s),
@@ -56,7 +56,7 @@ def parse_objectives(texts: Sequence[str]) -> dict[str, float]:
 
 
 def named_objectives(limits: Mapping[str, float], text: str = "") -> dict[str, float]:
-    """Return limits in ms by the metrics' names. text: as they were written. Raises BenchError."""
+    """Return limits in ms by the metrics' names. text: as written by the user. Raises BenchError."""
     for name, limit in limits.items():
         if _SHORT.get(name, name) not in OBJECTIVES or not 0 < limit < math.inf:
             raise _no_objective(text or f"{name}:{limit:g}")
@@ -69,15 +69,15 @@ def _no_objective(text: str) -> BenchError:
 
 
 def is_good(record: RequestRecord, objectives: Mapping[str, float]) -> bool:
-    """Whether a request succeeded and met every objective, in ms. One that an objective has no value for met it."""
+    """Whether a request succeeded and met every objective, in ms. An objective without a value counts as met."""
     values = ((OBJECTIVES[name](record), limit) for name, limit in objectives.items())
     return not record.error and all(value is None or value <= limit for value, limit in values)
 
 
 def load_metrics(records: Sequence[RequestRecord], objectives: Mapping[str, float]) -> dict[str, Metric]:
-    """Return the metrics of a load by their names: distributions and totals.
+    """Return the metrics of a load by name: distributions and totals.
 
-    Failed requests are counted and are in no other metric.
+    Failed requests are counted but excluded from all other metrics.
     """
     done = [record for record in records if not record.error]
     distributions = {name: distribution(UNITS[name], values) for name, values in _samples(done).items() if values}
@@ -89,7 +89,7 @@ def load_metrics(records: Sequence[RequestRecord], objectives: Mapping[str, floa
 
 
 def _samples(done: Sequence[RequestRecord]) -> dict[str, list[float]]:
-    """Return the samples of each metric: one a request, but for the gaps between tokens."""
+    """Return the samples of each metric: one per request, except for the gaps between tokens."""
     per_token = [_ms(record.time_per_output_token_s) for record in done]
     lengths = [float(len(record.token_times_s)) for record in done if record.token_times_s]
     return {
@@ -106,7 +106,7 @@ def _samples(done: Sequence[RequestRecord]) -> dict[str, list[float]]:
 
 
 def _totals(records: Sequence[RequestRecord], done: Sequence[RequestRecord]) -> dict[str, float]:
-    """Return what is counted over the whole load."""
+    """Return the totals over the whole load."""
     tokens = sum(len(record.token_times_s) for record in done)
     duration = duration_s(records)
     totals = {
@@ -144,9 +144,9 @@ def _known(values: Iterable[float | None]) -> list[float]:
 class RequestRecord:
     """One request. Times are seconds from the start of the load.
 
-    due_s: when it was to be sent. sent_s: when it was; later than due where the sender or the server was late.
-    token_times_s: when each output token came; several that came at once have one time. error: why it failed, in words.
-    reused_tokens: of the prompt, found in a cache. restored_tokens: those of them found in host memory.
+    due_s: when it was to be sent. sent_s: when it was sent; later than due if the sender or the server was late.
+    token_times_s: when each output token arrived; tokens that arrived together share one time. error: why it failed.
+    reused_tokens: prompt tokens found in a cache. restored_tokens: those of them found in host memory.
     """
 
     due_s: float
@@ -160,41 +160,41 @@ class RequestRecord:
 
     @property
     def latency_s(self) -> float:
-        """From when it was due: a request that had to wait for others did wait (no coordinated omission)."""
+        """Latency from the due time, which includes waiting for other requests (no coordinated omission)."""
         return self.ended_s - self.due_s
 
     @property
     def service_s(self) -> float:
-        """From when it was sent, which hides that the sender was late."""
+        """Latency from the time of sending, which hides a late sender."""
         return self.ended_s - self.sent_s
 
     @property
     def time_to_first_token_s(self) -> float | None:
-        """From when it was due; None if no token came."""
+        """Time from the due time; None if no token arrived."""
         return self.token_times_s[0] - self.due_s if self.token_times_s else None
 
     @property
     def gaps_s(self) -> tuple[float, ...]:
-        """Between each output token and the one before."""
+        """Times between consecutive output tokens."""
         pairs = zip(self.token_times_s, self.token_times_s[1:], strict=False)
         return tuple(after - before for before, after in pairs)
 
     @property
     def time_per_output_token_s(self) -> float | None:
-        """The average gap; None if there are fewer than two tokens."""
+        """The mean gap; None for fewer than two tokens."""
         times = self.token_times_s
         return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
 
 
 def shifted(record: RequestRecord, seconds: float) -> RequestRecord:
-    """Return a record as of a load that began so much later."""
+    """Return a record shifted to a load that started `seconds` later."""
     times = tuple(moment + seconds for moment in record.token_times_s)
     moments = {name: getattr(record, name) + seconds for name in ("due_s", "sent_s", "ended_s")}
     return replace(record, token_times_s=times, **moments)
 
 
 def joined(rounds: Sequence[Sequence[RequestRecord]]) -> list[RequestRecord]:
-    """Return the records of several loads as of one, each beginning where the one before ended."""
+    """Return the records of several loads as one, each starting where the previous one ended."""
     joined_records: list[RequestRecord] = []
     for records in rounds:
         begin = max((record.ended_s for record in joined_records), default=0.0)
@@ -204,7 +204,7 @@ def joined(rounds: Sequence[Sequence[RequestRecord]]) -> list[RequestRecord]:
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """A request as a report has it. Times are ms from the start of the load. error: why it failed, in words."""
+    """A request in a report. Times are ms from the start of the load. error: why it failed."""
 
     due_ms: float
     sent_ms: float
@@ -215,14 +215,14 @@ class RequestTimes:
 
 
 def request_times(record: RequestRecord) -> RequestTimes:
-    """Return a record as a report has it."""
+    """Return a record in the form of a report."""
     tokens = tuple(moment * 1e3 for moment in record.token_times_s)
     moments = (record.due_s * 1e3, record.sent_s * 1e3, record.ended_s * 1e3)
     return RequestTimes(*moments, tokens, record.input_tokens, record.error)
 
 
 def record_of(request: RequestTimes) -> RequestRecord:
-    """Return the record of a report's request."""
+    """Return the record of a request in a report."""
     tokens = tuple(moment / 1e3 for moment in request.token_ms)
     moments = (request.due_ms / 1e3, request.sent_ms / 1e3, request.ended_ms / 1e3)
     return RequestRecord(*moments, tokens, request.input_tokens, request.error)

@@ -1,4 +1,4 @@
-"""What a measurement was made with and on, and whether the bundle was verified: without it a figure says nothing."""
+"""Provenance of a measurement: software, machine, and whether the bundle was verified, which gives figures meaning."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STATE = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_th
 
 
 def verification(bundle: Bundle, *, is_waived: bool) -> str:
-    """Return in words how the bundle was verified. Raises BenchError if it was not, unless that is waived."""
+    """Describe how the bundle was verified. Raises BenchError if it was not, unless that is waived."""
     record = bundle.manifest.verify
     if record is not None and record.passed:
         return f"verified at {record.verified_at} against {record.reference}"
@@ -37,7 +37,7 @@ def verification(bundle: Bundle, *, is_waived: bool) -> str:
 
 
 def bundle_record(bundle: Bundle, verified: str) -> BundleRecord:
-    """Return what tells one bundle from another. verified: how it was, in words."""
+    """Return the identity of a bundle. verified: how it was verified."""
     manifest = bundle.manifest
     return BundleRecord(
         path=str(bundle.path),
@@ -51,7 +51,7 @@ def bundle_record(bundle: Bundle, verified: str) -> BundleRecord:
 
 
 def provenance(command: str) -> Provenance:
-    """Return when, by which command, on which machine in which state, and with which versions."""
+    """Return when, by which command, on which machine in which state, and with which versions a report is made."""
     versions = tool_versions() | _versions("numpy", "onnxruntime", "tritonclient")
     return Provenance(datetime.now(UTC).isoformat(timespec="seconds"), command, machine(), versions)
 
@@ -71,7 +71,7 @@ def machine() -> MeasuredMachine:
 
 
 def gpu_state() -> tuple[dict[str, str], ...]:
-    """Return clocks (MHz), temperature (Celsius), power (W) and reasons of throttling of each GPU, none without one."""
+    """Return clocks (MHz), temperature (Celsius), power (W) and throttling reasons of each GPU; empty without GPUs."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return ()

@@ -1,4 +1,4 @@
-"""What a benchmark measured: one report for networks of arrays and one for language models, with their JSON form."""
+"""Benchmark results: one report for networks of arrays and one for language models, with their JSON form."""
 
 import csv
 import io
@@ -18,13 +18,13 @@ from trtkit.jobs.json_form import from_json, to_json
 from trtkit.pages import HasPage
 
 VERSION = 1
-"""Of the reports' JSON form."""
+"""Version of the reports' JSON form."""
 _FIX = "give a file that `trtkit bench --save` of this version of trtkit wrote"
 
 
 @dataclass(frozen=True)
 class MeasuredMachine:
-    """What measured, and its state before. gpu_state: of each GPU, by nvidia-smi's names."""
+    """The machine of a measurement, and its state before. gpu_state: of each GPU, by nvidia-smi's names."""
 
     processor: str
     cores: int | None
@@ -48,7 +48,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class BundleRecord:
-    """What tells one bundle from another. verification: how it was verified, in words."""
+    """The identity of a bundle. verification: how it was verified."""
 
     path: str
     name: str
@@ -60,7 +60,7 @@ class BundleRecord:
 
     @property
     def is_unverified(self) -> bool:
-        """Whether it was measured all the same."""
+        """Whether it was measured although it was not verified."""
         return self.verification.startswith("UNVERIFIED")
 
 
@@ -75,7 +75,7 @@ class Ratio(Interval):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One contender's figures. computes: what ran the model, in words. samples: by metric, in ms.
+    """One contender's figures. computes: what ran the model. samples: by metric, in ms.
 
     drift: how much slower the last third is than the first. ceilings: by metric.
     """
@@ -96,7 +96,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedResult(Result):
-    """Of calls in rounds. difference: the largest relative RMS error of outputs to the first contender's."""
+    """Results of calls in rounds. difference: largest relative RMS error of outputs against the first contender's."""
 
     starts_ms: tuple[float, ...]
     warmup_runs: int
@@ -105,7 +105,7 @@ class TimedResult(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class ServedResult(Result):
-    """Of a load on a served network."""
+    """Results of a load on a served network."""
 
     requests: tuple[RequestTimes, ...]
     difference: float = 0.0
@@ -113,9 +113,9 @@ class ServedResult(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class TextResult(Result):
-    """Of a load on a language model. same_tokens: share of tokens that are the first contender's, None if not known.
+    """Results of a load on a language model. same_tokens: share equal to the first contender's, None if unknown.
 
-    reused_tokens: of prompts, found in a cache. restored_tokens: those of them found in host memory.
+    reused_tokens: prompt tokens found in a cache. restored_tokens: those of them found in host memory.
     """
 
     requests: tuple[RequestTimes, ...]
@@ -126,7 +126,7 @@ class TextResult(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """All contenders on the same work. ratios: of the first contender to each other one."""
+    """All contenders on the same work. ratios: of the first contender to each of the others."""
 
     name: str
     results: tuple[Result, ...]
@@ -136,7 +136,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedCase(Case):
-    """Calls at one shape. batch: samples of a call."""
+    """Calls at one shape. batch: samples per call."""
 
     shapes: dict[str, tuple[int, ...]]
     batch: int
@@ -145,7 +145,7 @@ class TimedCase(Case):
 
 @dataclass(frozen=True, kw_only=True)
 class ServedCase(Case):
-    """A load on a served network. concurrency: None if requests are sent when they are due."""
+    """A load on a served network. concurrency: None if requests are sent at their due times."""
 
     shapes: dict[str, tuple[int, ...]]
     batch: int
@@ -155,7 +155,7 @@ class ServedCase(Case):
 
 @dataclass(frozen=True, kw_only=True)
 class TextCase(Case):
-    """A load on a language model. concurrency: None if requests are sent when they are due."""
+    """A load on a language model. concurrency: None if requests are sent at their due times."""
 
     concurrency: int | None
     results: tuple[TextResult, ...]
@@ -163,9 +163,9 @@ class TextCase(Case):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class _BenchReport(HasPage):
-    """What both reports have. inputs, cuda_graphs: in words. gpu_state_after: the measurement, as in MeasuredMachine.
+    """The common part of both reports. gpu_state_after: after the measurement, as in MeasuredMachine.
 
-    axes: the metrics of latency and throughput.
+    inputs, cuda_graphs: descriptions. axes: the metrics of latency and throughput.
     """
 
     axes: ClassVar[tuple[str, str]]
@@ -180,11 +180,11 @@ class _BenchReport(HasPage):
     cases: tuple[Case, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form that users get."""
+        """Return the JSON form for users."""
         return {"version": VERSION, **to_json(self)}
 
     def __repr__(self) -> str:
-        """Return a line for what computes, and one for each case and contender."""
+        """Return one line for what ran the model, and one for each case and contender."""
         latency, rate = self.axes
         lines = [f"{self.name}: {self.computes}"]
         for case in self.cases:
@@ -209,7 +209,7 @@ class VisionReport(_BenchReport):
 
 @dataclass(frozen=True)
 class TextRules:
-    """How requests were answered. warmup_tokens: of each answer before the measurement."""
+    """How requests were answered. warmup_tokens: per answer, before the measurement."""
 
     rounds: int
     warmup_tokens: int
@@ -237,7 +237,7 @@ def report_text(report: Report) -> str:
 
 
 def read_report(path: str) -> Report:
-    """Return a report that was written. Raises BenchError that names the file, and the field that is not right."""
+    """Return a written report. Raises BenchError that names the file and the invalid field."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -262,7 +262,7 @@ _HEAD = ("name", "case", "contender", "computes", "metric", "unit")
 
 
 def csv_text(report: Report) -> str:
-    """Return a line for each figure: case, contender, what computes, metric, statistics, ceiling, verification."""
+    """Return one line per figure: case, contender, what ran it, metric, statistics, ceiling, verification."""
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
     rows.writerow([*_HEAD, *_STATISTICS, *_CEILING, "is_steady", "verification"])
@@ -275,7 +275,7 @@ def csv_text(report: Report) -> str:
 
 
 def _figures(result: Result) -> Iterator[list[object]]:
-    """Yield each metric with its unit, statistics and ceiling; what it does not have is empty."""
+    """Yield each metric with its unit, statistics and ceiling; missing values are empty."""
     for name, metric in result.metrics.items():
         statistics, ceiling = vars(metric), vars(result.ceilings[name]) if name in result.ceilings else {}
         figures = [*(statistics.get(name, "") for name in _STATISTICS), *(ceiling.get(name, "") for name in _CEILING)]

@@ -1,4 +1,4 @@
-"""What to measure, and how: one request for every bundle."""
+"""What to measure and how: a single request type for all bundles."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class BenchRequest:
     """What to measure.
 
     rivals: what to compare with: `torch`, `torch.compile`, `onnxruntime`, `transformers`, or a bundle's folder.
-    batches: of a network of arrays; its profiles' min, opt and max shapes if empty. rules: when its measuring stops.
-    load: on a language model, or on a network that a server has. options: how a language model is opened; their
-    `runtime` is for every bundle. has_cuda_graphs: None for the usual.
-    server: what has the bundle; None to run it in this process. is_waived: whether a bundle that was not verified is
-    measured all the same. trusts_source: whether a Python factory that the bundle names may run.
+    batches: for a network of arrays; if empty, its profiles' min, opt and max shapes. rules: when its measurement
+    stops. load: on a language model, or on a network on a server. options: how a language model is opened; their
+    `runtime` applies to every bundle. has_cuda_graphs: None for the default. server: where the bundle is served; None
+    to run it in this process. is_waived: whether to measure a bundle that was not verified. trusts_source: whether a
+    Python factory that the bundle names may run.
     """
 
     rivals: tuple[str, ...] = ()
@@ -87,11 +87,11 @@ class BenchRequest:
 
 
 _OF_A_SERVER = {"concurrency", "request_rate", "arrivals", "requests", "goodput", "seed"}
-"""Fields of a load that a network on a server takes."""
+"""Fields of a load that apply to a network on a server."""
 
 
 def check_request(bundle: Bundle, request: BenchRequest) -> None:
-    """Refuse what means nothing for the bundle, contradictions, and unknown values. Raises BenchError."""
+    """Refuse fields that do not apply to the bundle, contradictions, and unknown values. Raises BenchError."""
     path, load = str(bundle.path), request.load
     if (encoder := bundle.manifest.encoder) is not None:
         needs, flag = ("a text", "TEXT") if encoder.audio is None else ("audio", "--audio FILE")
@@ -116,7 +116,7 @@ def check_request(bundle: Bundle, request: BenchRequest) -> None:
 
 
 def _meaningless(bundle: Bundle, request: BenchRequest) -> list[str]:
-    """Return the fields that differ from their defaults and mean nothing for the bundle."""
+    """Return the fields that differ from their defaults and do not apply to the bundle."""
     plain, no_load = BenchRequest(), Load()
     if bundle.manifest.interface == "tokens":
         return [name for name in ("batches", "rules") if getattr(request, name) != getattr(plain, name)]

@@ -1,4 +1,4 @@
-"""Measure a bundle of any kind."""
+"""Benchmark of a bundle of any kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def bench_bundle(bundle: Bundle, request: BenchRequest, runner: Runner, command: str = "trtkit.bench") -> Report:
-    """Return the report of a run. command: what started it. Raises BenchError, GenerationError."""
+    """Return the report of a run. command: the command that started it. Raises BenchError, GenerationError."""
     check_request(bundle, request)
     about = provenance(command)
     if bundle.manifest.interface == "tokens":

@@ -1,4 +1,4 @@
-"""How requests come: so many at once, at a rate, or as a trace has them."""
+"""Arrival schedules of requests: at a concurrency, at a rate, or as in a trace."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 class Schedule:
     """One case of a load.
 
-    concurrency: requests under way at once, of a closed loop. due_s: when each is due, of an open loop; it has as many
-    as there are requests.
+    concurrency: concurrent requests of a closed loop. due_s: due times of an open loop, one per request.
     """
 
     name: str
@@ -28,7 +27,7 @@ class Schedule:
 
 
 def schedules_of(load: Load, count: int, rows: Sequence[TraceRow] = ()) -> list[Schedule]:
-    """Return a case for each concurrency or rate of `count` requests, or that of a trace; by default one at a time."""
+    """Return a case of `count` requests for each concurrency or rate, or that of a trace; by default one at a time."""
     if rows:
         name = "trace" if load.speed == 1 else f"trace, {load.speed:g} times as fast"
         return [Schedule(name, due_s=tuple(replayed_arrivals([row.timestamp_ms for row in rows], load.speed)))]
@@ -38,7 +37,7 @@ def schedules_of(load: Load, count: int, rows: Sequence[TraceRow] = ()) -> list[
 
 
 def _rate_schedule(rate: float, count: int, load: Load) -> Schedule:
-    """Return an open loop of `count` requests at a rate, in requests a second."""
+    """Return an open loop of `count` requests at a rate, in requests per second."""
     is_random = load.arrivals == "poisson"
     due = poisson_arrivals(rate, count, load.seed) if is_random else constant_arrivals(rate, count)
     return Schedule(f"{rate:g} requests/s, {load.arrivals}", due_s=tuple(due))

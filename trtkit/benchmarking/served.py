@@ -1,4 +1,4 @@
-"""A bundle served by Triton: the same work over gRPC or HTTP, timed where the answers arrive."""
+"""A bundle served by Triton: the same work over gRPC or HTTP, timed at the client."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from trtkit.runtime.triton_client import Client
 
 MOST_UNDER_WAY = 256
-"""Requests of an open loop that may be under way; those behind wait, and their latency counts the wait."""
+"""Maximum concurrent requests of an open loop; later ones wait, and their latency includes the wait."""
 
 
 class Endpoint:
-    """A model on a server, with a connection for each thread that sends.
+    """A model on a server, with one connection per sending thread.
 
     Raises BenchError if the server does not serve the model, DeployError if no server answers.
     """
@@ -51,7 +51,7 @@ class Endpoint:
         return self.client.infer(self.model, inputs, self._outputs)
 
     def check_inputs(self, names: Sequence[str]) -> None:
-        """Refuse a model that does not take a network's inputs. Raises BenchError."""
+        """Refuse a model without a network's inputs. Raises BenchError."""
         served = self.client.interface(self.model)
         if set(names) == {tensor.name for tensor in served.inputs}:
             return
@@ -71,7 +71,7 @@ class Endpoint:
 
 
 class ServedText:
-    """A language model as `trtkit deploy` serves it. A token's time is when its response has arrived."""
+    """A language model as `trtkit deploy` serves it. A token's time is when its response arrives."""
 
     name = "served"
     device: str | None = None
@@ -81,7 +81,7 @@ class ServedText:
         self.computes = endpoint.computes
 
     def serve(self, work: Sequence[Work], schedule: Schedule) -> Served:
-        """Answer all of `work`; each worker has a connection of its own."""
+        """Answer all of `work`; each worker has its own connection."""
         tokens: dict[int, tuple[int, ...]] = {}
         records = drive(
             lambda index: self._ask(index, work[index], tokens), *workers_of(schedule, len(work)), self._clock
@@ -89,7 +89,7 @@ class ServedText:
         return Served(records, [tokens.get(index, ()) for index in range(len(work))])
 
     def _ask(self, index: int, work: Work, tokens: dict[int, tuple[int, ...]]) -> RequestOutcome:
-        """Send one request and note when each of its tokens came."""
+        """Send one request and record when each of its tokens arrived."""
         ids: list[int] = []
         times: list[float] = []
         for response in self._endpoint.client.responses(self._endpoint.model, _fields(work)):
@@ -101,7 +101,7 @@ class ServedText:
 
 
 def workers_of(schedule: Schedule, count: int) -> tuple[Sequence[float] | int, int]:
-    """Return when `count` requests are due, or how many they are, and how many may be under way."""
+    """Return the due times of `count` requests, or their number, and the maximum number of concurrent ones."""
     return schedule.due_s or count, schedule.concurrency or min(count, MOST_UNDER_WAY)
 
 

@@ -1,4 +1,4 @@
-"""transformers' own model as a rival: static batches, as its users run it, greedy, with its own cache."""
+"""transformers' own model as a rival: greedy static batches with its own cache, as its users run it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ TRANSFORMERS = "transformers"
 class TransformersServer:
     """A causal language model of transformers with the bundle's weights, in the bundle's precision, on the CPU.
 
-    Requests are taken in batches of as many as may be under way, padded at the left; a batch ends with its longest
-    answer. It takes closed loops only.
+    Requests are grouped into batches of the concurrency's size, padded on the left; a batch ends with its longest
+    answer. Closed loops only.
     """
 
     name = TRANSFORMERS
@@ -53,7 +53,7 @@ class TransformersServer:
         return served
 
     def _batch(self, work: Sequence[Work], start: float, served: Served) -> None:
-        """Answer one batch; note when each of its requests had each of its tokens."""
+        """Answer one batch; record when each of its requests got each of its tokens."""
         sent, steps, tokens = self._clock.now() - start, max(item.output_tokens for item in work), []
         times = []
         with self._torch.inference_mode():
@@ -67,7 +67,7 @@ class TransformersServer:
             served.tokens.append(tuple(int(step[row]) for step in tokens[: item.output_tokens]))
 
     def _prompts(self, work: Sequence[Work]) -> dict[str, Any]:
-        """Return ids, mask and positions [B, S] of prompts, padded at the left."""
+        """Return ids, mask and positions [B, S] of prompts, padded on the left."""
         longest = max(len(item.prompt_ids) for item in work)
         ids, mask = np.zeros((2, len(work), longest), np.int64)
         for row, item in enumerate(work):
@@ -80,7 +80,7 @@ class TransformersServer:
         return {**state, "attention_mask": padded, "past_key_values": None}
 
     def _step(self, state: dict[str, Any]) -> Any:
-        """Return the next token of each row, and make `state` that of the step after it."""
+        """Return the next token of each row, and advance `state` by a step."""
         output = self._model(**state, use_cache=True, logits_to_keep=1)
         tokens = output.logits[:, -1].argmax(-1)
         if state["attention_mask"] is not None:

@@ -1,4 +1,4 @@
-"""Summaries of samples: percentiles by linear interpolation, and bootstrap intervals of a ratio of medians."""
+"""Summaries of samples: percentiles by linear interpolation, and bootstrap intervals of ratios of medians."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array
 
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
-"""Those of a distribution: `p1` to `p99`."""
+"""Percentiles of a distribution: `p1` to `p99`."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Total:
 
 @dataclass(frozen=True)
 class SampleStatistics(Total):
-    """Statistics of samples, by AIPerf's names. std: the population's standard deviation."""
+    """Statistics of samples, with AIPerf's names. std: the population's standard deviation."""
 
     p1: float
     p5: float
@@ -49,7 +49,7 @@ Metric = SampleStatistics | Total
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the value below which `percent` of `values` lie, interpolated between neighbours.
+    """Return the value below which `percent` of `values` lie, interpolated between neighbors.
 
     percent: 0 to 100. Raises ValueError for no values.
     """
@@ -62,7 +62,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def distribution(unit: str, values: Sequence[float]) -> SampleStatistics:
-    """Return the statistics of at least one value."""
+    """Return the statistics of one or more values."""
     ordered, total = sorted(values), math.fsum(values)
     average = total / len(ordered)
     deviation = math.sqrt(math.fsum((value - average) ** 2 for value in ordered) / len(ordered))
@@ -93,7 +93,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """A ratio of medians, and where it lies with the stated confidence."""
+    """A ratio of medians, and its confidence interval."""
 
     ratio: float
     low: float
@@ -111,13 +111,13 @@ def ratio_of_medians(
 ) -> Interval:
     """Return the ratio of two medians with its bootstrap interval.
 
-    is_paired: sample i of both was taken in the same round, so that both are drawn together and what slowed a round
-    down cancels out. block: neighbours drawn together. Raises ValueError where samples are missing or pairs do not
+    is_paired: whether sample i of both was taken in the same round, so that both are drawn together and a slow round
+    cancels out. block: number of neighbors drawn together. Raises ValueError if samples are missing or pairs do not
     match.
 
-    A machine is slow for a while, not for one sample. So whole blocks of neighbours are drawn (the circular block
-    bootstrap, Politis and Romano 1992), of about the cube root of the sample count: single samples would promise
-    too much.
+    A machine is slow for a while rather than for one sample. Whole blocks of neighbors are therefore drawn (the
+    circular block bootstrap, Politis and Romano 1992), of about the cube root of the sample count: single samples would
+    give intervals that are too narrow.
     """
     above, below = np.asarray(numerator, float), np.asarray(denominator, float)
     if not above.size or not below.size or (is_paired and above.size != below.size):
@@ -132,7 +132,7 @@ def ratio_of_medians(
 
 
 def _indices(count: int, block: int | None, generator: np.random.Generator) -> Array:
-    """Return indices [RESAMPLES, count] in blocks of neighbours, the last sample's being the first."""
+    """Return indices [RESAMPLES, count] in blocks of neighbors; the last sample's neighbor is the first one."""
     length = min(count, block or max(1, round(count ** (1 / 3))))
     starts = generator.integers(0, count, (RESAMPLES, -(-count // length)))
     indices: Array = (starts[:, :, None] + np.arange(length)) % count

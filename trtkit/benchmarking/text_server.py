@@ -1,4 +1,4 @@
-"""What answers requests for text, and the bundle itself in this process: one engine, driven step by step."""
+"""Servers that answer text requests, and the bundle itself in this process: one engine, driven step by step."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Tokens = list[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Served:
-    """What became of requests, in their order: what was seen, and the tokens, empty if they are not known."""
+    """Results of requests, in order: their records, and the tokens, empty if unknown."""
 
     records: list[RequestRecord]
     tokens: Tokens = field(default_factory=list)
 
 
 class TextServer(Protocol):
-    """Answers requests. name: in ratios. computes: in words, where too; it is shown with every figure.
+    """A server that answers requests. name: in ratios. computes: what runs and where, as shown with every figure.
 
-    device: CPU, GPU, or None if that is not known.
+    device: CPU, GPU, or None if unknown.
     """
 
     name: str
@@ -42,18 +42,18 @@ class TextServer(Protocol):
     device: str | None
 
     def serve(self, work: Sequence[Work], schedule: Schedule) -> Served:
-        """Answer all of `work` as `schedule` says, greedily, each with exactly as many tokens as it asks for."""
+        """Answer all of `work` on `schedule`, greedily, each request with exactly its specified number of tokens."""
         ...
 
 
 def greedy_params(work: Work) -> SamplingParams:
-    """Return settings that give exactly `output_tokens` tokens, the most likely ones."""
+    """Return settings that generate exactly `output_tokens` tokens, the most likely ones."""
     return SamplingParams(temperature=0.0, max_tokens=work.output_tokens, ignore_eos=True)
 
 
 @dataclass
 class _Request:
-    """A request under way. Times are by the clock."""
+    """A running request. Times are by the clock."""
 
     index: int
     due_s: float
@@ -63,7 +63,7 @@ class _Request:
 
 
 class EngineServer:
-    """A bundle in this process. A token's time is when its step has ended and its text could be sent."""
+    """A bundle in this process. A token's time is the end of its step, when its text could be sent."""
 
     def __init__(self, llm: LLM, precision: str, name: str = "trtkit", clock: LoadClock | None = None) -> None:
         self._llm, self._clock = llm, clock or WallClock()
@@ -77,7 +77,7 @@ class EngineServer:
         return self._llm.frontend.execution
 
     def serve(self, work: Sequence[Work], schedule: Schedule) -> Served:
-        """Answer all of `work`: steps while there is something to do, and what is due is submitted between them."""
+        """Answer all of `work`: run steps while there is work, and submit due requests between them."""
         run = _LoadRun(self._llm, self._clock, work, schedule)
         while run.is_open:
             run.submit()
@@ -98,11 +98,11 @@ class _LoadRun:
 
     @property
     def is_open(self) -> bool:
-        """Whether a request is left or under way."""
+        """Whether a request is pending or running."""
         return bool(self._left or self._under_way)
 
     def submit(self) -> None:
-        """Give the engine what is due, or as many as may be under way."""
+        """Submit the due requests, or as many as may run concurrently."""
         while self._left and self._is_next():
             index = self._left.popleft()
             now = self._now()
@@ -112,7 +112,7 @@ class _LoadRun:
             self._under_way[job.id] = _Request(index, due, now)
 
     def step(self) -> None:
-        """Run the engine a step and note what came, or wait for the next request where there is nothing to do."""
+        """Run an engine step and record its output, or wait for the next request if there is no work."""
         if not self._under_way:
             if self._left:
                 self._clock.sleep(max(1e-6, self._schedule.due_s[self._left[0]] - self._now()))

@@ -1,4 +1,4 @@
-"""Time calls: warmed up first, in rounds where there are several to compare, and told whether they were steady."""
+"""Timing of calls: warmed up first, interleaved in rounds if several are compared, and checked for steadiness."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from trtkit.benchmarking.load import LoadClock, WallClock
 from trtkit.benchmarking.statistics import median
 
 STEADY_DRIFT = 0.1
-"""How far the median of a run's last third may be from that of its first one."""
+"""Maximum difference between the medians of a run's last and first thirds, relative to the first."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Rules:
         return is_enough or (runs >= self.few_runs and elapsed_s >= self.max_s)
 
     def share(self, runs: int, elapsed_s: float) -> float:
-        """Return about how much of the measuring is done, from 0 to 1."""
+        """Return about which share of the measurement is done, from 0 to 1."""
         enough = min(runs / max(1, self.min_runs), elapsed_s / self.min_s if self.min_s else 1.0)
         late = min(runs / max(1, self.few_runs), elapsed_s / self.max_s if self.max_s else 1.0)
         return min(1.0, max(enough, late))
@@ -43,7 +43,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of each call, in order, and the uncounted calls before them. starts_s: when each began."""
+    """Seconds of each call, in order, and the number of uncounted calls before them. starts_s: when each started."""
 
     samples_s: tuple[float, ...]
     starts_s: tuple[float, ...]
@@ -51,17 +51,17 @@ class Timing:
 
     @property
     def drift(self) -> float:
-        """How much slower the last third is than the first one, by their medians."""
+        """How much slower the last third is than the first, by their medians."""
         return drift_of(self.samples_s)
 
     @property
     def is_steady(self) -> bool:
-        """Whether the drift is small. What is not steady is marked in every report."""
+        """Whether the drift is small. Unsteady timings are marked in every report."""
         return abs(self.drift) <= STEADY_DRIFT
 
 
 def drift_of(samples: Sequence[float]) -> float:
-    """Return how much larger the last third is than the first one, by their medians."""
+    """Return how much larger the last third is than the first, by their medians."""
     third = max(1, len(samples) // 3)
     return median(samples[-third:]) / median(samples[:third]) - 1
 
@@ -72,10 +72,10 @@ def measure(
     clock: LoadClock | None = None,
     report: Callable[[float], None] | None = None,
 ) -> dict[str, Timing]:
-    """Time every call once a round, so that what slows the machine down slows all of them.
+    """Time every call once per round, so that anything that slows the machine affects all of them.
 
-    The order turns by one from round to round: none always comes after the same neighbour. report: gets the share that
-    is done, between rounds.
+    The order rotates by one from round to round, so that no call always follows the same neighbor. report: called with
+    the finished share, between rounds.
     """
     clock = clock or WallClock()
     begun, warmups = clock.now(), 0

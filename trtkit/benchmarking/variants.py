@@ -1,4 +1,4 @@
-"""Variants of a model side by side: each is built, verified, evaluated and planned for, and a verdict names one."""
+"""Comparison of a model's variants: each is built, verified, evaluated and planned for, and a verdict selects one."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ PERPLEXITY = "perplexity"
 class VariantsRequest:
     """What to compare, and on what. variants: precisions and quantization methods, the baseline first.
 
-    images, truth: labelled pictures, as `trtkit eval --images` takes them. text: a UTF-8 file for perplexity.
-    gpu: to plan for. max_loss: what a variant may lose against the baseline: points of the first measure on pictures,
-    or percent of perplexity. windows: of the text.
+    images, truth: labelled pictures, as for `trtkit eval --images`. text: a UTF-8 file for perplexity. gpu: to plan
+    for. max_loss: the largest loss of a variant against the baseline: points of the first measure on pictures, or
+    percent of perplexity. windows: of the text.
     """
 
     variants: tuple[str, ...]
@@ -56,12 +56,12 @@ class VariantsRequest:
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant as it was measured.
+    """A measured variant.
 
     relative_rms_error: of its worst output against the source's own runtime in fp32, from `trtkit verify`, which allows
-    `tolerance`. quality: measures on pictures, or the perplexity. loss: against the baseline, as `max_loss` counts it;
-    None without data. planned_ms: the floor of a call at the `opt` batch, or of a decode step, on the GPU.
-    planned_per_second: images, or characters of text, at that floor. excluded: why it is out; empty if it is not.
+    `tolerance`. quality: measures on pictures, or the perplexity. loss: against the baseline, in the unit of
+    `max_loss`; None without data. planned_ms: the floor of a call at the `opt` batch, or of a decode step, on the GPU.
+    planned_per_second: images, or characters of text, at that floor. excluded: why it is excluded; empty if it is not.
     """
 
     name: str
@@ -79,9 +79,9 @@ class Variant:
 
 @dataclass(frozen=True)
 class VariantComparison(HasPage):
-    """Variants of a model. measure: what `loss` is of. characters_per_token: of the text, by the model's tokenizer.
+    """Variants of a model. measure: what `loss` measures. characters_per_token: of the text, by the model's tokenizer.
 
-    best: the smallest engine of those that are not excluded; empty if all are.
+    best: the smallest engine among variants that are not excluded; empty if all are.
     """
 
     model: str
@@ -95,7 +95,7 @@ class VariantComparison(HasPage):
 
     @property
     def verdict(self) -> str:
-        """The choice and its reason, in a sentence."""
+        """The choice and its reason, in one sentence."""
         if not self.best:
             return "take none: every variant is out"
         best = next(variant for variant in self.variants if variant.name == self.best)
@@ -106,7 +106,7 @@ class VariantComparison(HasPage):
         return f"take {best.name}: {best.engine_bytes / first.engine_bytes:.2f} of the size of {first.name}{loss}"
 
     def change(self, variant: Variant) -> str:
-        """Return how the measure differs from the baseline's, with its sign and unit; empty for the baseline."""
+        """Return the difference of the measure from the baseline's, with sign and unit; empty for the baseline."""
         if variant.loss is None:
             return ""
         return f"{variant.loss:+.2f} %" if self.measure == PERPLEXITY else f"{-variant.loss:+.2f} points"
@@ -117,10 +117,10 @@ class VariantComparison(HasPage):
 
 
 def compare_variants(config: ModelConfig, folder: Path, request: VariantsRequest, runner: Runner) -> VariantComparison:
-    """Build every variant below `folder`, and compare them.
+    """Build every variant in `folder`, and compare them.
 
-    Raises ConfigError for unknown variants and for data of the wrong kind, and what building, verifying, evaluating and
-    planning raise.
+    Raises ConfigError for unknown variants and for data of the wrong kind, and errors from building, verifying,
+    evaluating and planning.
     """
     is_tokens = resolve(config).interface == "tokens"
     _check(request, is_tokens=is_tokens)
@@ -157,7 +157,7 @@ def _check(request: VariantsRequest, *, is_tokens: bool) -> None:
 
 
 def _variant_config(config: ModelConfig, name: str) -> ModelConfig:
-    """Return the config of a variant: a precision without quantizing, or a method over the config's precision."""
+    """Return the config of a variant: a precision without quantization, or a method over the config's precision."""
     if name in get_args(Precision):
         return changed_config(config.model_copy(update={"quantize": None}), {"precision": name})
     return changed_config(config, {"quantize.method": name})
@@ -204,7 +204,7 @@ def _quality(bundle: Bundle, request: VariantsRequest, runner: Runner) -> dict[s
 
 
 def _loss(quality: dict[str, float], baseline: dict[str, float]) -> float:
-    """Return percent of perplexity gained, or points of the first measure lost."""
+    """Return the perplexity gained in percent, or points of the first measure lost."""
     name = next(iter(baseline))
     if name == PERPLEXITY:
         return 100 * (quality[name] / baseline[name] - 1)
@@ -212,7 +212,7 @@ def _loss(quality: dict[str, float], baseline: dict[str, float]) -> float:
 
 
 def _planned(plan: Plan, characters: float | None) -> tuple[float, float]:
-    """Return the floor in ms, and how many images, tokens or characters a second that is."""
+    """Return the floor in ms, and the images, tokens or characters per second at that floor."""
     if isinstance(plan, LlmReport):
         speed = plan.gpus[0].speed
         return 1000 * speed.tpot.seconds, speed.decode_tokens_per_second * (characters or 1.0)
@@ -229,5 +229,5 @@ def _characters_per_token(bundle: Bundle, text: Path) -> float:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Return the variants of a list with commas."""
+    """Return the variants in a comma-separated list."""
     return tuple(name.strip() for name in text.split(",") if name.strip())

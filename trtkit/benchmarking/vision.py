@@ -1,4 +1,4 @@
-"""Measure a network of arrays: latency and throughput at each shape, under a load, and the hardware's ceilings."""
+"""Benchmarks of networks of arrays: latency and throughput at each shape, under a load, and the hardware's ceilings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class ShapeCase:
-    """All inputs' shapes of one run. batch: the first input's first dimension: what throughput counts."""
+    """The shapes of all inputs in one run. batch: the first input's first dimension, which throughput counts."""
 
     shapes: Shapes
 
@@ -66,7 +66,7 @@ Measured = tuple[ShapeCase, Sample, ArraysCase]
 
 
 def profile_cases(inputs: Sequence[IoRecord], profiles: Sequence[ResolvedProfile]) -> list[ShapeCase]:
-    """Return the min, opt and max shapes of every profile, each once; the only shapes of a static network."""
+    """Return the distinct min, opt and max shapes of all profiles; the only shapes of a static network."""
     static = {tensor.name: tensor.shape for tensor in inputs}
     distinct: list[Shapes] = [] if profiles else [static]
     for profile in profiles:
@@ -80,9 +80,9 @@ def profile_cases(inputs: Sequence[IoRecord], profiles: Sequence[ResolvedProfile
 def batch_cases(
     batches: Sequence[int], inputs: Sequence[IoRecord], profiles: Sequence[ResolvedProfile]
 ) -> list[ShapeCase]:
-    """Return the opt shapes with other batch sizes: every input's first dimension that is dynamic.
+    """Return the opt shapes with other batch sizes in every input's first dimension, if dynamic.
 
-    Raises BenchError for a batch size that no profile takes.
+    Raises BenchError for a batch size outside all profiles.
     """
     return [_batch_case(batch, inputs, profiles) for batch in dict.fromkeys(batches)]
 
@@ -109,9 +109,9 @@ def _allowed(dynamic: Sequence[str], first: int, profiles: Sequence[ResolvedProf
 
 
 def bench_vision(bundle: Bundle, request: BenchRequest, about: Provenance, runner: Runner) -> VisionReport:
-    """Return the report of a run. about: when and how it was started.
+    """Return the report of a run. about: time and command of its start.
 
-    Raises BenchError if the bundle was not verified, cannot take a batch, or a rival cannot compute it.
+    Raises BenchError if the bundle was not verified, does not support a batch, or a rival cannot compute it.
     """
     verified = verification(bundle, is_waived=request.is_waived)
     cases = _cases(bundle, request.batches)
@@ -159,7 +159,7 @@ def _measured_cases(
 
 
 def _percent(runner: Runner, name: str, index: int, count: int) -> Callable[[float], None]:
-    """Return what takes the share of case `index` that is done, and reports it as percent of all cases."""
+    """Return a callback that takes the finished share of case `index` and reports it as percent of all cases."""
 
     def report(share: float) -> None:
         runner.report(Progress("measure", round(100 * (index + share) / count), 100, name))
@@ -175,7 +175,7 @@ def measure_case(
     rules: Rules,
     report: Callable[[float], None] | None = None,
 ) -> TimedCase:
-    """Time every contender on one sample, interleaved; return figures, samples and ratios to the first one."""
+    """Time every contender on one sample, interleaved; return figures, samples and ratios to the first contender."""
     outputs = [contender.run(sample.inputs) for contender in contenders]
     calls = {contender.name: partial(contender.run, sample.inputs) for contender in contenders}
     timings = measure(calls, rules, None, report)
@@ -189,7 +189,7 @@ def measure_case(
 
 
 def _measured(bundle: Bundle, request: BenchRequest) -> Contender:
-    """Return the bundle in this process, or as a server has it."""
+    """Return the bundle in this process, or on a server."""
     if request.server is None:
         return own_contender(
             bundle,
@@ -210,7 +210,7 @@ def _cases(bundle: Bundle, batches: Sequence[int]) -> list[ShapeCase]:
 
 
 def _data(bundle: Bundle) -> tuple[Callable[[ShapeCase], Sample], str]:
-    """Return what makes inputs of a shape, and its description: the config's own data, else seeded random numbers."""
+    """Return a source of inputs for a shape, and its description: the config's own data, or seeded random numbers."""
     config, specs = bundle.manifest.config, [record.tensor_spec() for record in bundle.manifest.inputs]
     try:
         samples = read_samples(config.verify.inputs, config, specs)
@@ -223,7 +223,7 @@ def _data(bundle: Bundle) -> tuple[Callable[[ShapeCase], Sample], str]:
 
 
 def _result(contender: Contender, timing: Timing, batch: int, difference: float | None) -> TimedResult:
-    """Return one contender's figures. throughput: samples a second at the median latency."""
+    """Return one contender's figures. throughput: samples per second at the median latency."""
     latencies = tuple(seconds * 1e3 for seconds in timing.samples_s)
     return TimedResult(
         contender=contender.name,
@@ -260,9 +260,9 @@ _POINT = (1, 0, 0)  # counts are taken at the case's own shapes
 def with_ceilings(
     bundle: Bundle, contenders: Sequence[Contender], measured: Sequence[Measured], runner: Runner
 ) -> tuple[Ceiling, tuple[ArraysCase, ...]]:
-    """Return what figures are held against, and the cases with their figures' ceilings and their layers' times.
+    """Return the reference for figures, and the cases with their figures' ceilings and layer times.
 
-    Only contenders that compute the counted network in its precision at the same place have a ceiling.
+    Only contenders that compute the counted network in its precision on the same device have a ceiling.
     """
     cases = tuple(case for _, _, case in measured)
     if contenders[0].device is None:
@@ -279,7 +279,7 @@ def with_ceilings(
 def _with_ceilings(
     measured: Measured, counts: NetworkCounts | None, roof: Roof, contenders: Sequence[Contender], runner: Runner
 ) -> ArraysCase:
-    """Return one case with its ceilings and layers, as it was if its network cannot be counted."""
+    """Return one case with its ceilings and layers; unchanged if its network cannot be counted."""
     ours, (shapes, sample, case) = contenders[0], measured
     if counts is None or not isinstance(case, TimedCase):
         return case
@@ -297,7 +297,7 @@ def _with_ceilings(
 
 
 def _figures(counts: NetworkCounts, roof: Roof, batch: int, result: TimedResult) -> dict[str, Reached]:
-    """Return the ceilings of one contender's figures, latency's for the median."""
+    """Return the ceilings of one contender's figures; for latency, of the median."""
     least, latency = floor(counts, _POINT, roof), result.distribution("latency")
     assert latency is not None
     most = batch / least.seconds
@@ -319,9 +319,9 @@ def measure_load(
     count: int,
     objectives: Mapping[str, float],
 ) -> ServedCase:
-    """Send one sample again and again; return figures and requests. count: of requests. objectives: in ms.
+    """Send one sample repeatedly; return figures and requests. count: of requests. objectives: in ms.
 
-    Latencies count from when a request was due. Raises BenchError if no request succeeds.
+    Latencies count from a request's due time. Raises BenchError if no request succeeds.
     """
     for _ in range(_WARMUP):
         served.run(sample.inputs)
@@ -343,7 +343,7 @@ def measure_load(
 def _load_result(
     served: Contender, records: Sequence[RequestRecord], batch: int, objectives: Mapping[str, float]
 ) -> ServedResult:
-    """Return the load's figures. throughput: samples a second over the whole load."""
+    """Return the load's figures. throughput: samples per second over the whole load."""
     done = sorted((record for record in records if not record.error), key=lambda record: record.due_s)
     if not done:
         raise BenchError(f"no request succeeded: {records[0].error}", served.computes)

@@ -1,4 +1,4 @@
-"""The requests of a language model: prompts of given lengths with shared prefixes, or from a trace of real traffic."""
+"""Requests for a language model: synthetic prompts with shared prefixes, or a trace of real traffic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """One request: a prompt's tokens, and exactly how many tokens it is answered with."""
+    """One request: a prompt's tokens, and the exact number of tokens in its answer."""
 
     prompt_ids: tuple[int, ...]
     output_tokens: int
@@ -29,9 +29,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Prompts to make up. deviations are of a normal distribution, cut off at one token.
+    """Lengths of synthetic prompts. deviations are of a normal distribution, cut off at one token.
 
-    shared_tokens: of each prompt's length, those at its start that come from one of `prefixes` beginnings, in turn.
+    shared_tokens: tokens at the start of each prompt that come from one of `prefixes` prefixes, in turn.
     """
 
     input_tokens: int = 128
@@ -43,9 +43,9 @@ class Lengths:
 
 
 def synthetic_work(lengths: Lengths, count: int, vocab_size: int, seed: int = 0) -> list[Work]:
-    """Return `count` requests of random tokens below `vocab_size`; the same seed makes the same ones.
+    """Return `count` requests of random tokens below `vocab_size`; deterministic for a seed.
 
-    Raises BenchError if a prompt is shorter than what it shares.
+    Raises BenchError if a prompt is shorter than its shared prefix.
     """
     if lengths.shared_tokens > lengths.input_tokens:
         what = f"{lengths.shared_tokens} shared tokens do not fit in prompts of {lengths.input_tokens}"
@@ -63,19 +63,19 @@ def synthetic_work(lengths: Lengths, count: int, vocab_size: int, seed: int = 0)
 
 
 def round_seed(seed: int, number: int) -> int:
-    """Return another seed for each round; the warm-up's number is -1."""
+    """Return a different seed for each round; the warm-up's number is -1."""
     return seed * 1009 + number + 1
 
 
 def drawn_tokens(manifest: Manifest) -> int:
-    """Return the upper bound of made-up token ids: image placeholders are not drawn."""
+    """Return the upper bound of synthetic token ids: image placeholders are not drawn."""
     logits = next(output for output in manifest.outputs if output.name == "logits")
     size = logits.shape[-1]
     return size if manifest.images is None else min(size, manifest.images.image_token_id)
 
 
 def traced_work(rows: Sequence[TraceRow], vocab_size: int, seed: int = 0) -> list[Work]:
-    """Return a trace's requests with made-up tokens: blocks of equal hash ids have equal tokens."""
+    """Return a trace's requests with synthetic tokens: blocks with equal hash ids have equal tokens."""
     generator = np.random.default_rng(seed)
     work = []
     for row in rows:
@@ -90,7 +90,7 @@ def traced_work(rows: Sequence[TraceRow], vocab_size: int, seed: int = 0) -> lis
 
 
 def check_fits(work: Sequence[Work], max_length: int, where: str) -> None:
-    """Raise BenchError if a prompt and its answer are longer than a slot."""
+    """Raise BenchError if a prompt and its answer exceed a slot."""
     longest = max(work, key=lambda item: len(item.prompt_ids) + item.output_tokens)
     inputs, outputs = len(longest.prompt_ids), longest.output_tokens
     if inputs + outputs > max_length:
@@ -120,7 +120,7 @@ class TraceRow:
 
 
 def read_trace(path: str, limit: int | None = None) -> list[TraceRow]:
-    """Return a trace's requests in the order of their times, the first `limit` of them. Raises BenchError.
+    """Return a trace's requests sorted by time, at most `limit` of them. Raises BenchError.
 
     Mooncake: `{"timestamp": 1000, "input_length": 300, "output_length": 40, "hash_ids": [123, 456]}`, times in ms;
     equal hash ids are equal blocks of 512 tokens at the start of prompts. Azure: columns TIMESTAMP, ContextTokens,

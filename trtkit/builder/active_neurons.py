@@ -1,4 +1,4 @@
-"""Which layers of a model read active neurons only: as `llm.sparse_ffn` says, or refused by name."""
+"""Active neurons: apply `llm.sparse_ffn` to a model's feed-forward layers, or refuse models that it does not fit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KeptBlocks:
-    """Blocks of neurons that each layer with a feed-forward part keeps, in order."""
+    """Number of blocks of neurons kept in each layer with a feed-forward part, in layer order."""
 
     kept: tuple[int, ...]
 
@@ -34,12 +34,12 @@ class KeptBlocks:
 MEASURE = Job("trtkit.builder.active_neurons:measure_kept", ModelConfig, KeptBlocks, activity="measuring neurons")
 KEY = "llm.sparse_ffn"
 ACTIVATIONS = ("relu", "relu2")
-"""Activations that are zero below zero."""
+"""Activations that are zero for negative inputs."""
 _REMOVE = "remove it"
 
 
 def with_measured_blocks(config: ModelConfig, runner: Runner) -> ModelConfig:
-    """Return a config in which `llm.sparse_ffn` says what each layer keeps, measured if it names a text instead."""
+    """Return a config whose `llm.sparse_ffn.keep` is set, measured on the calibration text if the config has none."""
     options = None if config.llm is None else config.llm.sparse_ffn
     if config.llm is None or options is None or options.keep is not None:
         return config
@@ -49,9 +49,9 @@ def with_measured_blocks(config: ModelConfig, runner: Runner) -> ModelConfig:
 
 
 def measure_kept(config: ModelConfig, context: JobContext) -> KeptBlocks:
-    """Return the most blocks that one token of the calibration text activates in each layer.
+    """Return, per layer, the most blocks that any one token of the calibration text activates.
 
-    Raises ConfigError for models and options that `llm.sparse_ffn` does not apply to, QuantizeError for the text.
+    Raises ConfigError for models and options that `llm.sparse_ffn` does not support, QuantizeError for a bad text.
     """
     from trtkit.quantization.llm import calibration, neurons
     from trtkit.sources.huggingface.model import encoder, text_model
@@ -86,14 +86,14 @@ def _size(spec: DecoderSpec, index: int) -> int:
 
 
 def sparse_spec(spec: DecoderSpec, config: ModelConfig, where: str) -> DecoderSpec:
-    """Return what `with_active_blocks` does. Raises ConfigError for what `llm.sparse_ffn` does not work with."""
+    """Like `with_active_blocks`, but checked: raises ConfigError for what `llm.sparse_ffn` does not support."""
     if problems := list(sparse_ffn_problems(spec, config, frozenset())):
         raise ConfigError(f"the config does not fit {where}", problems)
     return with_active_blocks(spec, config)
 
 
 def with_active_blocks(spec: DecoderSpec, config: ModelConfig) -> DecoderSpec:
-    """Return the spec with what `llm.sparse_ffn` keeps in each layer; a layer that keeps all its blocks is dense."""
+    """Return the spec with each layer's blocks kept by `llm.sparse_ffn`; a layer that keeps all of them stays dense."""
     options = None if config.llm is None else config.llm.sparse_ffn
     if options is None or options.keep is None:
         return spec
@@ -113,7 +113,7 @@ def _with_kept(layer: LayerSpec, active: ActiveBlocks) -> LayerSpec:
 
 
 def sparse_ffn_problems(spec: DecoderSpec, config: ModelConfig, adapted: frozenset[str]) -> Iterator[Problem]:
-    """Yield what `llm.sparse_ffn` does not work with. adapted: paths of layers that adapters may change."""
+    """Yield every conflict with `llm.sparse_ffn`. adapted: paths of layers that adapters may change."""
     options = None if config.llm is None else config.llm.sparse_ffn
     if options is None:
         return
@@ -139,7 +139,7 @@ def sparse_ffn_problems(spec: DecoderSpec, config: ModelConfig, adapted: frozens
 
 
 def _model_problems(spec: DecoderSpec) -> Iterator[Problem]:
-    """Yield what keeps a model's layers from reading active neurons only."""
+    """Yield why a model's layers cannot read active neurons only."""
     if spec.reads_encoder:
         yield Problem(f"`{spec.model_type}` reads an encoder, which is not supported", KEY, _REMOVE)
     for index, layer in spec.numbered_layers:
@@ -153,7 +153,7 @@ def _model_problems(spec: DecoderSpec) -> Iterator[Problem]:
 
 
 def _obstacle(mlp: MlpSpec) -> str:
-    """Return what in a block keeps it from reading active neurons only; empty if nothing does."""
+    """Return why a feed-forward block cannot read active neurons only; empty if it can."""
     allowed = " and ".join(f"`{name}`" for name in ACTIVATIONS)
     obstacles = {
         "a learned activation": mlp.has_learned_activation,
@@ -169,7 +169,7 @@ def _obstacle(mlp: MlpSpec) -> str:
 
 
 def _config_problems(config: ModelConfig) -> Iterator[Problem]:
-    """Yield other options that active neurons do not work with."""
+    """Yield config options that conflict with active neurons."""
     quantize, llm = config.quantize, config.llm
     if grid_of(config).ranks > 1:
         yield Problem("ranks do not count active neurons together yet", KEY, "remove it, or `parallel`")

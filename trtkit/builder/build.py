@@ -1,4 +1,4 @@
-"""Build a bundle from a config: gather what it follows from, write and build every stage, then one rename."""
+"""Build a bundle from a config: gather the inputs, write and build every stage, then rename the folder once."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """A finished build. origin: `built` now, `restored` from the cache, or `unchanged` if it already stood."""
+    """A finished build. origin: `built`, `restored` from the cache, or `unchanged` if an identical bundle existed."""
 
     bundle: Bundle
     origin: Literal["built", "restored", "unchanged"]
 
 
 def build_bundle(config: ModelConfig, out: Path, runner: Runner, *, use_cache: bool = True) -> BuildResult:
-    """Build `config` into the folder `out`, or find that it has been done.
+    """Build `config` into the folder `out`, or reuse the bundle there if it is up to date.
 
-    Raises TrtkitError if input, TensorRT or the disk does not allow it; `out` is then as it was.
+    Raises TrtkitError for bad input, a failure of TensorRT or a full disk; `out` is then left unchanged.
     """
     inputs = gather_inputs(with_measured_blocks(config, runner), runner)
     if use_cache and (standing := _current(inputs, out)):
@@ -53,7 +53,7 @@ def build_bundle(config: ModelConfig, out: Path, runner: Runner, *, use_cache: b
 
 
 def _fill(inputs: BuildInputs, folder: Path, runner: Runner) -> None:
-    """Do the work in `folder`."""
+    """Write networks, engines and the manifest into `folder`."""
     (folder / "engines").mkdir()
     written = write_stages(inputs, folder, runner, builds=True)
     write_json(folder / NETWORK, joint_network(inputs.model, written).to_json())
@@ -63,7 +63,7 @@ def _fill(inputs: BuildInputs, folder: Path, runner: Runner) -> None:
 
 
 def _current(inputs: BuildInputs, out: Path) -> Bundle | None:
-    """Return the bundle at `out` if it is the very one that this build would make, its manifest up to date."""
+    """Return the bundle at `out`, its manifest updated, if this build would produce the same one; else None."""
     standing = _standing(inputs, out)
     if standing is None or _is_adopted(standing, inputs):
         return standing
@@ -73,7 +73,7 @@ def _current(inputs: BuildInputs, out: Path) -> Bundle | None:
 
 
 def _standing(inputs: BuildInputs, out: Path) -> Bundle | None:
-    """Return the bundle at `out` if it is the very one that this build would make."""
+    """Return the bundle at `out` if it is intact and has this build's key; else None."""
     if not is_bundle(out):
         return None
     try:
@@ -87,10 +87,10 @@ def _standing(inputs: BuildInputs, out: Path) -> Bundle | None:
 
 
 def _adopted(bundle: Bundle, inputs: BuildInputs) -> Bundle:
-    """Return an earlier bundle with what the plan's config says that no build follows from.
+    """Return an existing bundle with its manifest updated to settings of the config that do not affect the build.
 
-    That is where the source lies, how inputs are made, what the outputs mean, what the classes are called, and how they
-    are verified; a result of verifying something else is dropped.
+    These are the source's location, preprocessing, the meaning of outputs, class names and verification; an earlier
+    verification result is dropped if any of them changed.
     """
     if _is_adopted(bundle, inputs):
         return bundle
@@ -138,7 +138,7 @@ def _manifest(inputs: BuildInputs, written: WrittenModel, folder: Path) -> Manif
 
 
 def _other_files(bundle: Bundle) -> tuple[FileRecord, ...]:
-    """Return the records of all files that have none yet."""
+    """Return records of all files that the manifest does not list yet."""
     listed = set(bundle.file_names())
     paths = sorted(path for path in bundle.path.rglob("*") if path.is_file())
     names = [name for path in paths if (name := str(path.relative_to(bundle.path))) not in listed]
@@ -146,6 +146,6 @@ def _other_files(bundle: Bundle) -> tuple[FileRecord, ...]:
 
 
 def _quantized(folder: Path) -> tuple[FileRecord, ...]:
-    """Return the records of the quantized checkpoint's weights and config, none if there is none."""
+    """Return records of the quantized checkpoint's weights and config; empty if the build quantized none."""
     names = [path.relative_to(folder) for path in quantized_files(folder)]
     return tuple(record for name in names if (record := file_record(folder, str(name))) is not None)

@@ -1,4 +1,4 @@
-"""Everything a build follows from, known before it starts."""
+"""A build's inputs, all gathered before it starts."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Tower = OpenedVision | OpenedEncoder
 
 @dataclass(frozen=True)
 class BuildInputs:
-    """A build before it starts.
+    """The inputs of a build.
 
-    key: SHA-256 of all that the plan follows from. uses_plugins: custom ops of ONNX files become plugins. labels: names
-    of classes.
+    key: SHA-256 of everything that the plan depends on. uses_plugins: whether custom ops of ONNX files become plugins.
+    labels: class names.
     """
 
     model: StagedModel
@@ -57,7 +57,7 @@ class BuildInputs:
 
     @property
     def config(self) -> ModelConfig:
-        """The config, with what the source's folder says of pictures and outputs."""
+        """The config, including the preprocessing and output settings found in the source's folder."""
         return self.model.config
 
 
@@ -67,7 +67,7 @@ def gather_inputs(config: ModelConfig, runner: Runner) -> BuildInputs:
 
 
 def gather_model_inputs(model: StagedModel, runner: Runner) -> BuildInputs:
-    """Return the inputs of a model that is resolved already. Raises TrtkitError."""
+    """Return the inputs of an already resolved model. Raises TrtkitError."""
     config = model.config
     labels = config_labels(model.config)
     if config.quantize is not None and model.spec is None:
@@ -84,7 +84,7 @@ def gather_model_inputs(model: StagedModel, runner: Runner) -> BuildInputs:
 
 
 def _check_profiles(model: StagedModel) -> None:
-    """Refuse profiles that name what a model to be exported lacks. Raises ConfigError."""
+    """Refuse profiles with keys that the model to be exported does not have. Raises ConfigError."""
     config = model.config
     if model.interface == "arrays" and model.spec is None and config.source.onnx is None and config.profiles:
         inputs = torch_source(config).inputs

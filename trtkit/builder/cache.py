@@ -1,4 +1,4 @@
-"""Bundles kept by what they were built from, so that the same build is not done twice."""
+"""The build cache: bundles keyed by what they were built from, so that no build is repeated."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.config.targets import Target
 
-# Packages whose version changes what is built.
+# Packages whose version affects the build.
 _TOOLS = (
     "tensorrt-rtx-cu13", "tensorrt-cu13", "tensorrt", "onnx", "onnxslim", "onnxscript", "nvidia-modelopt", "torch",
     "transformers",
 )  # fmt: skip
-# Bundles beyond this are dropped, least recently used first.
+# Least recently used bundles beyond this size are evicted.
 CACHE_LIMIT_GIB = 20.0
 PACKAGE = Path(__file__).parents[1]
 
 
 def tool_versions() -> dict[str, str]:
-    """Return the versions of Python, trtkit and a build's packages, and digests of what users add."""
+    """Return the versions of Python, trtkit and the build's packages, and digests of the user's ops and families."""
     versions = {"python": platform.python_version(), "trtkit": __version__}
     for package in _TOOLS:
         try:
@@ -53,9 +53,9 @@ def tool_versions() -> dict[str, str]:
 def build_key(
     config: ModelConfig, target: Target, backend: str, sources: Sequence[FileRecord], tools: Mapping[str, str]
 ) -> str:
-    """Return the SHA-256 of everything the plan follows from; descriptions and paths are not part of it.
+    """Return the SHA-256 of everything that the plan depends on; descriptions and paths are excluded.
 
-    sources: the model's files, then those that it is calibrated on.
+    sources: the model's files, then the calibration files.
     """
     settings = config.model_dump(mode="json", exclude={"description", "target", "preprocess", "task", "verify"})
     digests = [source.sha256 for source in sources]
@@ -71,20 +71,20 @@ def build_key(
 
 @functools.cache
 def code_digest(package: Path) -> str:
-    """Return the SHA-256s of a package and trtkit's ops: what they build changes between two releases, too."""
+    """Return the SHA-256 of each module of a package and of trtkit's ops, which may change between two releases."""
     modules = ((path.relative_to(package).as_posix(), path) for path in sorted(package.rglob("*.py")))
     return named_digest(modules) + trtkits_ops_digest()
 
 
 def _without_paths(source: dict[str, Any]) -> dict[str, Any]:
-    """Return what `source` asks for but where its files lie: their digests represent them."""
+    """Return the `source` section without paths: the digests of the files represent them."""
     torch = source["torch"] and {**source["torch"], "checkpoint": None}
     kind = next(kind for kind, value in source.items() if value is not None)
     return {"kind": kind, "torch": torch} | ({"has_adapter": True} if source["lora"] else {})
 
 
 def _without_data(options: dict[str, Any]) -> dict[str, Any]:
-    """Return what `quantize` asks for, its data numbered instead of paths: their digests come in that order."""
+    """Return the `quantize` section with data paths replaced by numbers; their digests come in the same order."""
     numbers: dict[str, int] = {}
 
     def numbered(settings: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _without_data(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore(key: str, into: Path) -> bool:
-    """Fill the folder `into` with the cached bundle of `key`; False if there is none that is whole and its own."""
+    """Fill the folder `into` with the cached bundle of `key`; return False if there is none, or it is damaged."""
     cached = cache_folder() / "bundles" / key
     if not is_bundle(cached):
         return False
@@ -116,7 +116,7 @@ def restore(key: str, into: Path) -> bool:
 
 
 def store(key: str, bundle: Path) -> None:
-    """Keep `bundle` under `key`; a full or read-only cache is not a fault of the build and passes."""
+    """Cache `bundle` under `key`; a full or read-only cache is ignored, since the build itself succeeded."""
     folder = cache_folder() / "bundles"
     partial = folder / f".{key}.{secrets.token_hex(8)}"
     try:
@@ -136,7 +136,7 @@ def cached_bundles() -> list[Path]:
 
 
 def clear_cache() -> None:
-    """Remove all that is cached: bundles, AutoCast's models, what runtimes keep, digests. Raises BundleError."""
+    """Remove everything cached: bundles, AutoCast's models, runtimes' files, digests. Raises BundleError."""
     try:
         for name in ("bundles", "runtime", CASTS):
             if (cache_folder() / name).is_dir():
@@ -154,7 +154,7 @@ def size_bytes(folder: Path) -> int:
 
 
 def _prune(folder: Path) -> None:
-    """Drop the least recently used bundles beyond the limit."""
+    """Evict the least recently used bundles beyond the size limit."""
     kept = 0.0
     for bundle in sorted(folder.glob("[0-9a-f]*"), key=lambda path: path.stat().st_mtime, reverse=True):
         kept += size_bytes(bundle) / 2**30
@@ -163,10 +163,10 @@ def _prune(folder: Path) -> None:
 
 
 def _link_tree(source: Path, destination: Path) -> None:
-    """Copy a folder, its large files by hard links where the file systems allow.
+    """Copy a folder, hard-linking large files if the file systems allow it.
 
-    Small files are copied: a manifest is rewritten later. So is external data, which ONNX refuses to read from a file
-    with several names.
+    Small files are copied because the manifest is rewritten later; external data is copied because ONNX refuses to read
+    it from a file with several hard links.
     """
 
     def copy(origin: str, target: str) -> None:

@@ -1,4 +1,4 @@
-"""Write a decoder-only LLM as a network, with paged attention and sparsity where it can have them."""
+"""Write a decoder-only LLM's network, with paged attention and 2:4 sparsity if they apply."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def write_decoder(request: StageRequest, backend: Backend, context: JobContext) -> WrittenNetwork:
-    """Read the source and write the network; config, tokenizer and embeddings go into the bundle."""
+    """Read the source and write the network; put config, tokenizer and embeddings into the bundle."""
     steps = Steps(context.report)
     context.report(Phase("read source"))
     opened = open_decoder(resolved_model(request), request.quantized, request.rank)
@@ -72,13 +72,13 @@ def write_decoder(request: StageRequest, backend: Backend, context: JobContext) 
 
 
 def resolved_model(request: StageRequest) -> StagedModel:
-    """Return the language model that networks of a request are written of, as the command resolved it."""
+    """Return the language model of a request, resolved as the command resolved it."""
     stage = Stage(request.stage.name, (), request.stage.writer)
     return StagedModel(ModelConfig.model_validate_json(request.config), "tokens", (stage,), images=request.images)
 
 
 def _describe_source(opened: OpenedDecoder, size: DecoderSize, steps: Steps) -> None:
-    """Record what was read."""
+    """Record a step that describes the source."""
     spec, source = opened.spec, opened.source
     notes = (source.note, head_note(spec, source), _experts_note(opened))
     note = "".join(f"; {one}" for one in notes if one)
@@ -89,7 +89,7 @@ def _describe_source(opened: OpenedDecoder, size: DecoderSize, steps: Steps) -> 
 
 
 def _experts_note(opened: OpenedDecoder) -> str:
-    """Say what becomes of experts in a format that TensorRT lacks; empty if there are none."""
+    """Describe how MXFP4 experts, a format that TensorRT lacks, are stored; empty if there are none."""
     if not opened.source.has_mxfp4:
         return ""
     if llm_options(opened.config).experts == "all":
@@ -98,7 +98,7 @@ def _experts_note(opened: OpenedDecoder) -> str:
 
 
 def _write_network(graph: Graph, request: StageRequest, opened: OpenedDecoder, steps: Steps) -> Graph:
-    """Write the network, every weight checked; record both as steps."""
+    """Write the network, checking every weight, and record the steps."""
     weights, options = opened.weights(), llm_options(opened.config)
     steps.add("weights", f"{len(weights)} found, all names and shapes right")
     if opened.config.build.sparse_weights:
@@ -116,7 +116,7 @@ def _write_network(graph: Graph, request: StageRequest, opened: OpenedDecoder, s
 
 
 def _carry(opened: OpenedDecoder, folder: Path, steps: Steps) -> None:
-    """Put config, spec and tokenizer into the bundle, and the embedding table where the engine takes vectors."""
+    """Write config, spec and tokenizer into the bundle, and the embedding table if the engine takes embeddings."""
     (folder / "model").mkdir(exist_ok=True)
     text = json.dumps(_named(opened.source.config), indent=1)
     (folder / "model" / "config.json").write_text(text + "\n", encoding="utf-8")
@@ -130,15 +130,15 @@ def _carry(opened: OpenedDecoder, folder: Path, steps: Steps) -> None:
 
 
 def _named(config: Mapping[str, object]) -> dict[str, object]:
-    """Return a config.json that names its `architectures`: GGUF and others do not, and servers ask for it."""
+    """Return a config.json with `architectures`, which servers need and some sources (GGUF, for one) leave out."""
     return {"architectures": [hf_class(str(config["model_type"]))], **config}
 
 
 def use_plugin(graph: Graph, opened: OpenedDecoder, capabilities: Sequence[int]) -> str:
-    """Let `graph` have attention as plugins in the layers that can; return which, in words, "" if pages are copied.
+    """Use the attention plugin in `graph` where a layer allows it; return a description, empty if all pages are copied.
 
-    capabilities: SM numbers that the engine is for. Raises ConfigError if plugins are to be used always and a layer
-    cannot, BackendError where TensorRT's module or a GPU is missing.
+    capabilities: SM numbers of the engine's GPUs. Raises ConfigError if plugins are required and a layer cannot use
+    one, BackendError if TensorRT's plugin module or a GPU is missing.
     """
     options = opened.options(graph.backend.name)
     if not options.has_pages_in_place:
@@ -157,7 +157,7 @@ def use_plugin(graph: Graph, opened: OpenedDecoder, capabilities: Sequence[int])
 
 
 def _by_reason(kept: Mapping[int, str]) -> list[str]:
-    """Return which layers copy their pages, for each reason."""
+    """Return texts that list the layers that copy their pages, one per reason."""
     reasons = dict.fromkeys(reason for reason in kept.values() if reason)
     layers = {reason: [index for index, layer_reason in kept.items() if layer_reason == reason] for reason in reasons}
     return [f"layers {', '.join(map(str, indices))} ({reason})" for reason, indices in layers.items()]
@@ -167,9 +167,9 @@ _SHOWN = 4
 
 
 def check_sparse(opened: OpenedDecoder, weights: Mapping[str, Any]) -> str:
-    """Return how many layers are sparse, for people: all of the rank's, but for the head and what was not to be pruned.
+    """Return a text with the number of 2:4 sparse layers: all of the rank's except the head and excluded ones.
 
-    weights: the rank's, by path. Raises ConfigError naming layers that are not.
+    weights: the rank's, by path. Raises ConfigError naming layers that are not sparse.
     """
     spec, options = opened.rank_spec, opened.config.quantize
     layers = pruned_layers(spec, () if options is None else options.exclude)

@@ -1,4 +1,4 @@
-"""A decoder-only LLM's source, spec, sizes and profiles, as its config asks."""
+"""A decoder-only LLM's source, spec, sizes and profiles, derived from its config."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class OpenedDecoder:
-    """A language model with its source open: what networks of it are written from.
+    """A language model with its source open, ready for writing networks.
 
-    spec: of the whole model. rank: the one of the config's grid that networks are written for.
+    spec: of the whole model. rank: which rank of the config's grid to write.
     """
 
     model: StagedModel
@@ -62,7 +62,10 @@ class OpenedDecoder:
 
     @property
     def takes_embeddings(self) -> bool:
-        """Whether the engine takes vectors in place of ids: asked for, or because the model takes images."""
+        """Whether the engine takes embeddings instead of token ids.
+
+        If the config sets it, or the model takes images.
+        """
         return takes_embeddings(self.model)
 
     @property
@@ -72,21 +75,21 @@ class OpenedDecoder:
 
     @property
     def rank_spec(self) -> DecoderSpec:
-        """What the rank computes of the model."""
+        """The rank's share of the model."""
         return rank_spec(self.spec, grid_of(self.config), self.rank)
 
     @property
     def adapted(self) -> frozenset[str]:
-        """The layers that take adapters while the engine runs. Raises ConfigError for targets that it has not."""
+        """Layers that can take adapters at run time. Raises ConfigError for targets that the model does not have."""
         return _adapted(self.spec, llm_options(self.config))
 
     def weights(self) -> Mapping[str, Any]:
-        """Return the rank's weights by path, read when asked for. Raises what `all_weights` does."""
+        """Return the rank's weights by path, read lazily. Raises what `all_weights` does."""
         whole = self.all_weights()
         return whole if grid_of(self.config) == SINGLE else RankWeights(self.spec, self.rank_spec, whole)
 
     def all_weights(self) -> Mapping[str, Any]:
-        """Return the whole model's weights. Raises SourceError, ProblemsError for those that are missing or differ."""
+        """Return the whole model's weights. Raises SourceError, ProblemsError for missing or mismatched ones."""
         return find_weights(self.spec, self.source.checkpoint, self.source.where)
 
     @cached_property
@@ -96,7 +99,7 @@ class OpenedDecoder:
         return open_config_speculator(self.config, self.spec, has_quantized_caches=has_quantized_caches)
 
     def write(self, graph: Graph, weights: Mapping[str, Any], logits: Literal["all", "last"] | None = None) -> Graph:
-        """Write the network into the empty `graph`. logits: in place of those that the config asks for."""
+        """Write the network into the empty `graph`. logits: overrides the config's setting."""
         graph_options = self.options(graph.backend.name, logits)
         if self.speculator is not None:
             weights = JoinedWeights(weights, self.speculator.fusion)
@@ -104,7 +107,7 @@ class OpenedDecoder:
         return graph
 
     def options(self, backend: str, logits: Literal["all", "last"] | None = None) -> DecoderOptions:
-        """Return how the network is written for a backend. Raises ConfigError for plugins that it lacks."""
+        """Return the options for writing the network for a backend. Raises ConfigError for plugins that it lacks."""
         in_place = reads_pages_in_place(self.config, backend)
         fusion = None if self.speculator is None else self.speculator.spec.fusion
         return replace(
@@ -119,7 +122,7 @@ class OpenedDecoder:
         )
 
     def write_speculator(self, graph: Graph) -> Graph:
-        """Write the network of the draft head into the empty `graph`."""
+        """Write the draft head's network into the empty `graph`."""
         opened = self.speculator
         assert opened is not None
         arrays = opened.weights(self.all_weights() if opened.borrowed else {})
@@ -128,16 +131,16 @@ class OpenedDecoder:
 
 
 def open_decoder(model: StagedModel, quantized: Path | None = None, rank: int = 0) -> OpenedDecoder:
-    """Open the source of a language model, or the checkpoint `quantized` made of it, for one rank of its grid.
+    """Open a language model's source, or the checkpoint `quantized` made from it, for one rank of its grid.
 
-    Raises ConfigError for options that the model or the method does not allow, SourceError, ProblemsError.
+    Raises ConfigError for options that the model or the method does not support, SourceError, ProblemsError.
     """
     source = open_config_source(model.config, quantized)
     return OpenedDecoder(model, source, checked_spec(model.config, source), rank)
 
 
 def open_config_source(config: ModelConfig, quantized: Path | None = None) -> DecoderSource:
-    """Open what the network is written from. Raises ConfigError if a source of another kind is to stay as stored."""
+    """Open the source of the network's weights. Raises ConfigError for `as_stored` with a source other than GGUF."""
     if quantized is not None:
         return decoder_source.open_hf_folder(quantized)
     keeps = config.quantize is not None and config.quantize.keeps_stored
@@ -148,23 +151,23 @@ def open_config_source(config: ModelConfig, quantized: Path | None = None) -> De
 
 
 def makes_checkpoint(config: ModelConfig) -> bool:
-    """Whether building an LLM begins with quantizing it."""
+    """Whether building an LLM starts by quantizing it."""
     options = config.quantize
     return options is not None and not options.is_idle and not options.keeps_stored
 
 
 def head_note(spec: DecoderSpec, opened: DecoderSource) -> str:
-    """Say that a stored head is used although the config ties it; empty if it does not."""
+    """Return a note if a stored LM head is used although the config ties it to the embedding; else empty."""
     if spec.head.is_tied or not decoder_spec(opened.config, opened.where).head.is_tied:
         return ""
     return f"the stored `{spec.names['lm_head']}.weight` is used, since it differs from the tied embedding"
 
 
 def rope_note(spec: DecoderSpec, options: LlmOptions) -> str:
-    """Say where positions are turned otherwise than transformers turns those of short sequences; empty elsewhere.
+    """Return a note if rotary embeddings differ from transformers' for short sequences; else empty.
 
-    LongRoPE has factors for short and for long sequences. An engine has one of both, since keys in a cache cannot be
-    turned again when a sequence grows.
+    LongRoPE has factors for short and for long sequences. An engine uses one set of them, since cached keys cannot be
+    rotated again when a sequence grows.
     """
     ropes = [
         rope for attention in spec.attentions if (rope := attention.rope) is not None and rope.scaling == "longrope"
@@ -179,10 +182,10 @@ def rope_note(spec: DecoderSpec, options: LlmOptions) -> str:
 
 
 def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
-    """Return the model's spec.
+    """Return the model's spec, checked against the config.
 
-    Raises ConfigError for a slot that is longer than the model's positions, for more new tokens at once than the model
-    takes, and for a grid that cannot share it.
+    Raises ConfigError for slots longer than the model's positions, more new tokens per call than the model takes, other
+    options that do not fit the model, and a grid that cannot share it.
     """
     spec = stored_spec(opened.config, opened.where, opened.checkpoint)
     if (source := llm_options(config).max_source_length) is not None:
@@ -219,7 +222,10 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
 
 
 def _adapted(spec: DecoderSpec, options: LlmOptions) -> frozenset[str]:
-    """Return the layers that take adapters while the engine runs. Raises ConfigError for targets that it has not."""
+    """Return the layers that can take adapters at run time.
+
+    Raises ConfigError for targets that the model does not have.
+    """
     return frozenset() if options.lora is None else adapted_layers(spec, options.lora)
 
 
@@ -229,7 +235,7 @@ def is_packed(config: ModelConfig) -> bool:
 
 
 def sequence_problems(config: ModelConfig, spec: DecoderSpec) -> list[Problem]:
-    """Return what keeps ranks from sharing the tokens of a call, if the config asks for that."""
+    """Return why ranks cannot share the tokens of a call, if the config sets `parallel.sequence`."""
     if not grid_of(config).sequence:
         return []
     separate = "" if is_packed(config) else "`llm.batching: separate`"
@@ -239,7 +245,7 @@ def sequence_problems(config: ModelConfig, spec: DecoderSpec) -> list[Problem]:
 
 
 def context_problems(config: ModelConfig) -> list[Problem]:
-    """Return what keeps ranks from sharing the positions of caches, if the config asks for that."""
+    """Return why ranks cannot share the cached positions, if the config sets `parallel.context`."""
     options, ranks, page = llm_options(config), grid_of(config).context, llm_options(config).page_size
     if ranks == 1:
         return []
@@ -258,17 +264,17 @@ def context_problems(config: ModelConfig) -> list[Problem]:
 
 
 def llm_options(config: ModelConfig) -> LlmOptions:
-    """Return the config's `llm` section or its defaults."""
+    """Return the config's `llm` section, or its defaults."""
     return config.llm or LlmOptions()
 
 
 def takes_embeddings(model: StagedModel) -> bool:
-    """Whether the engine takes vectors in place of ids: asked for, or because the model takes images."""
+    """Whether the engine takes embeddings instead of token ids: if the config sets it, or the model takes images."""
     return model.takes_images or llm_options(model.config).inputs == "embeds"
 
 
 def network_options(model: StagedModel, logits: Literal["all", "last"] | None = None) -> DecoderOptions:
-    """Return how a model's network is written. logits: in place of those that the config asks for."""
+    """Return the options for writing a model's network. logits: overrides the config's setting."""
     options = llm_options(model.config)
     return DecoderOptions(
         dtype_of(model.config.precision),
@@ -287,7 +293,7 @@ def network_options(model: StagedModel, logits: Literal["all", "last"] | None = 
 
 
 def decoder_profiles(inputs: Sequence[InputSpec], options: LlmOptions) -> tuple[ResolvedProfile, ...]:
-    """Return the profiles `prefill` and `decode`, or of a packed network `mixed` and `decode`."""
+    """Return the profiles: `prefill` and `decode`, or `mixed` and `decode` for a packed network."""
     batch = {"min": 1, "opt": max(1, options.max_batch_size // 2), "max": options.max_batch_size}
     prefill = {"min": 1, "opt": max(1, options.max_prefill_length // 2), "max": options.max_prefill_length}
     decode = {"min": 1, "opt": 1, "max": 1}
@@ -313,9 +319,10 @@ _Sizes = Mapping[str, int]
 def _packed_sizes(
     batch: _Sizes, prefill: _Sizes, sizes: Mapping[Role, _Sizes], options: LlmOptions
 ) -> Iterator[dict[Role, _Sizes]]:
-    """Yield the sizes of mixed steps, in which both groups have a row, and of steps without prompts and guesses.
+    """Yield the sizes of mixed steps, with both prompt and decode rows, then of decode-only steps without guesses.
 
-    A range from 0 has no kernels, and TensorRT leaves out what it computes of exactly 0 rows.
+    The latter fix the prompt sizes at 0: TensorRT has no kernels for a range from 0, but removes layers with exactly 0
+    rows.
     """
     most = {**prefill, "max": most_prompt_tokens(options)}
     of_row = {"min": 1, "opt": 1, "max": most_row_tokens(options)}
@@ -335,18 +342,18 @@ def _packed_sizes(
 
 
 def most_prompt_tokens(options: LlmOptions) -> int:
-    """Return how many tokens of prompts a packed call takes, with idle ones that fill the last tile."""
+    """Return the most prompt tokens of a packed call, including the idle ones that fill its last tile."""
     return options.max_prefill_length + TOKEN_TILE - 1
 
 
 def most_row_tokens(options: LlmOptions) -> int:
-    """Return how many tokens a row that decodes has in a packed call: guesses need the logits of each."""
+    """Return the most tokens of a decode row in a packed call; more than one requires the logits of all tokens."""
     guesses = max(MOST_ROW_TOKENS, 1 + (options.tree_tokens or 0))
     return min(guesses, options.max_prefill_length) if options.logits == "all" else 1
 
 
 def _profile(inputs: Sequence[InputSpec], sizes: Mapping[Role, Mapping[str, int]]) -> ResolvedProfile:
-    """Return a profile of dynamic axes with these sizes, each `min`, `opt` and `max`."""
+    """Return a profile with the given `min`, `opt` and `max` size of each dynamic axis."""
     return {
         spec.name: ProfileShapes(
             **{kind: spec.shape_at({role: sizes[role][kind] for role in sizes}) for kind in ("min", "opt", "max")}
@@ -356,15 +363,15 @@ def _profile(inputs: Sequence[InputSpec], sizes: Mapping[Role, Mapping[str, int]
 
 
 def most_pages(inputs: Sequence[InputSpec]) -> int:
-    """Return how many pages a pool may have: TensorRT numbers a tensor's elements with 31 bits."""
+    """Return the most pages that a pool can have: TensorRT indexes a tensor's elements with 31 bits."""
     page_elements = [math.prod(spec.shape[1:]) for spec in inputs if spec.shape and spec.axes[0].role == "pages"]
     return (2**31 - 1) // max(page_elements, default=1)
 
 
 def decoder_size(opened: OpenedDecoder) -> DecoderSize:
-    """Return the model's parameter count, and a rank's weight bytes and KV-cache bytes.
+    """Return the model's parameter count, and one rank's weight and cache bytes.
 
-    Weight bytes are those of an unquantized network; linear caches have every layer at full length.
+    Weight bytes are for an unquantized network; linear caches count every layer at full length.
     """
     config, kv_cache = opened.config, opened.source.kv_cache
     parameters, elements = (
@@ -391,18 +398,18 @@ def decoder_size(opened: OpenedDecoder) -> DecoderSize:
 
 
 def converted_bytes(opened: OpenedDecoder, ranks: int = 1) -> int:
-    """Return the bytes of a rank's weights, at least, that the bundle holds once more since they change type."""
+    """Return a lower bound for the bytes of a rank's weights that the bundle stores again as their type changes."""
     dtype = dtype_of(opened.config.precision)
     return dtype.size_bytes(converted_elements(opened.source.checkpoint, dtype.numpy)) // ranks
 
 
 def has_read_only_caches(opened: OpenedDecoder) -> bool:
-    """Whether the network gives new keys and values, which its runtime keeps."""
+    """Whether the network returns new keys and values, which its runtime writes to the caches."""
     is_shared = grid_of(opened.config).context > 1
     return opened.source.kv_cache is not None or llm_options(opened.config).kv == "paged" or is_shared
 
 
 def engine_bytes(source: DecoderSource, size: DecoderSize, ranks: int = 1) -> int:
-    """Return the bytes of a rank's weights at least: quantized layers stay as small as they are in their files."""
+    """Return a lower bound for a rank's weight bytes: quantized layers stay as small as in their files."""
     stored = sum(path.stat().st_size for path in source.files) // ranks
     return min(size.weight_bytes, stored) if source.quantized_by else size.weight_bytes

@@ -1,4 +1,4 @@
-"""A job that finds every operator of a model that TensorRT refuses, and what to do about each."""
+"""A job that finds every operator of a model that TensorRT does not support, with advice for each."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from trtkit.jobs.job import JobContext
 
 
-# Each round removes one refused node and parses again.
+# Each round cuts out one unsupported node and parses again.
 _MOST_ROUNDS = 40
 
 
 def diagnose(request: DiagnoseRequest, context: JobContext) -> None:
-    """Raise UnsupportedOperatorsError with every node of `onnx` that the parser refuses.
+    """Raise UnsupportedOperatorsError with every node of `onnx` that the parser rejects.
 
-    The parser stops at the first node it cannot import. So that node is cut out, what it made becomes an input, and
+    The parser stops at the first node that it cannot import, so that node is cut out, its outputs become inputs, and
     the rest is parsed again.
     """
     context.report(Phase("find unsupported operators"))
@@ -57,9 +57,9 @@ def diagnose(request: DiagnoseRequest, context: JobContext) -> None:
 
 
 def _first_fault(backend: Backend, model: onnx.ModelProto, logger: Any) -> tuple[onnx.NodeProto | None, str] | None:
-    """Parse and return the refused node with TensorRT's words, None if all is well.
+    """Parse the model; return the rejected node with TensorRT's message, or None if all nodes parse.
 
-    Some importers fail without naming the node: it is then the last one that the log saw.
+    Some importers fail without naming the node; then it is the last one in the log.
     """
     network = (builder := backend.trt.Builder(logger)).create_network(0)
     parser = backend.trt.OnnxParser(network, logger)
@@ -76,7 +76,7 @@ def _first_fault(backend: Backend, model: onnx.ModelProto, logger: Any) -> tuple
 
 
 def _same_operator(backend: Backend, model: onnx.ModelProto, node: onnx.NodeProto, logger: Any) -> list[onnx.NodeProto]:
-    """Return the other nodes of an operator that the parser does not know at all."""
+    """Return the other nodes with the same operator, if the parser does not know that operator at all."""
     network = (builder := backend.trt.Builder(logger)).create_network(0)
     is_known = backend.trt.OnnxParser(network, logger).supports_operator(node.op_type)
     del network, builder
@@ -90,7 +90,7 @@ def _same_operator(backend: Backend, model: onnx.ModelProto, node: onnx.NodeProt
 
 
 def _cut(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
-    """Remove `node`; tensors it made that are still used become inputs of the type they are known to have."""
+    """Remove `node`; its outputs that are still used become inputs of their known types."""
     import onnx
 
     known = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
@@ -110,7 +110,7 @@ def _cut(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
         )
 
 
-# Operators with a known way round. Source: TensorRT's operator support matrix.
+# Operators with a known workaround. Source: TensorRT's operator support matrix.
 _BY_OPERATOR = {
     "NonZero": "its output's size depends on data: use Where or a mask, or give the result a fixed size with TopK",
     "Unique": "its output's size depends on data: compute it outside the engine",
@@ -122,7 +122,7 @@ _BY_OPERATOR = {
 
 
 def advice_for(node: onnx.NodeProto, opset: int) -> str:
-    """Return what a user can do about `node`."""
+    """Return advice for a user whose model contains the unsupported `node`."""
     if node.op_type in _BY_OPERATOR:
         return _BY_OPERATOR[node.op_type]
     if node.domain not in {"", "ai.onnx"}:

@@ -1,4 +1,7 @@
-"""The job that fingerprints what a config's source reads. It imports nothing that reads models: any extra has it."""
+"""The job that fingerprints a config's source files.
+
+It imports no model readers, so it runs with any extra installed.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,6 @@ if TYPE_CHECKING:
 
 
 def digest(request: ModelConfig, context: JobContext) -> Digests:
-    """Return the files that the source of a config reads, and those of its calibration data, with their SHA-256."""
+    """Return the files of a config's source and of its calibration data, with their SHA-256."""
     context.report(Phase("read source"))
     return Digests(tuple(digest_model(request)), tuple(digest_data(request.quantize)))

@@ -1,4 +1,4 @@
-"""The token embedding table next to an engine that takes vectors in place of ids."""
+"""The token embedding table of a bundle whose engine takes embeddings instead of token ids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EMBEDDINGS, WEIGHT = "model/embeddings.safetensors", "weight"
 
 
 def embedding_table(spec: DecoderSpec, weights: Mapping[str, Any], dtype: DType) -> torch.Tensor:
-    """Return the rows [V, D] that `inputs_embeds` is made of: in the engine's type, scaled as the model does."""
+    """Return the rows [V, D] of `inputs_embeds` in the engine's type, scaled as in the model."""
     import torch
 
     memory = host_array(weights["embedding.weight"], dtype)
@@ -32,7 +32,7 @@ def embedding_table(spec: DecoderSpec, weights: Mapping[str, Any], dtype: DType)
 
 
 def write_embeddings(table: torch.Tensor, folder: Path) -> Path:
-    """Write the table into the bundle `folder`; return the file."""
+    """Write the table into the bundle `folder`; return the file's path."""
     from safetensors.torch import save_file
 
     path = folder / EMBEDDINGS

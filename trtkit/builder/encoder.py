@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PROCESSOR_FILES = ("preprocessor_config.json",)
 _FRAMES_PER_PLACE = 2
-"""The encoder's second convolution halves the frames."""
+"""Frames per encoder position: the second convolution halves the frames."""
 _MODULES = {
     "audio": "trtkit.sources.encoders.whisper:WhisperAudio",
     "text": "trtkit.sources.encoders.t5:T5Text",
@@ -34,7 +34,7 @@ _PROJECTIONS = (".encoder_attn.k_proj.", ".encoder_attn.v_proj.", ".EncDecAttent
 
 @dataclass(frozen=True)
 class OpenedEncoder:
-    """An encoder that is to be built. encoder: what the bundle keeps of it."""
+    """An opened encoder, ready to be built. encoder: its record in the bundle."""
 
     stage: TowerStage
     encoder: EncoderRecord
@@ -78,17 +78,17 @@ def _text_record(config: ModelConfig, folder: Path) -> EncoderRecord:
 
 
 def is_of_encoder(name: str) -> bool:
-    """Whether a weight of the checkpoint is of the encoder's stage."""
+    """Whether a checkpoint weight belongs to the encoder's stage."""
     return name.startswith(_OF_ENCODER) or any(projection in name for projection in _PROJECTIONS)
 
 
 def output_names(layers: int) -> tuple[str, ...]:
-    """Return what the encoder gives: the decoder's inputs, in the order of its layers."""
+    """Return the encoder's output names, which are the decoder's inputs, in the order of its layers."""
     return tuple(f"{name}_{index}" for index in range(layers) for name in ENCODED)
 
 
 def _encoder_stage(config: ModelConfig, folder: Path, record: EncoderRecord) -> TowerStage:
-    """Return the stage of the encoder, a torch module."""
+    """Return the encoder's stage, a torch module to export."""
     if record.audio is not None:
         taken = ModuleInput(shape=("batch", record.audio.mel_bins, record.audio.frames))
         sizes = {"batch": DimRange(min=1, opt=1, max=1)}

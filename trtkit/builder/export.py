@@ -1,4 +1,4 @@
-"""Write a language model as a checkpoint of another tool, atomically."""
+"""Export a language model as another tool's checkpoint, atomically."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 ExportFormat = Literal["tensorrt-llm"]
 FIRST = "rank0.safetensors"
-"""The file by which a folder is known to hold such a checkpoint."""
+"""The file that marks a folder as such a checkpoint."""
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """A written checkpoint: its folder, details, and the bytes of its files."""
+    """A written checkpoint: its folder, details and size."""
 
     path: Path
     exported: Exported
@@ -38,19 +38,21 @@ class ExportResult:
         return {"path": str(self.path), **to_json(self.exported), "size_bytes": self.size_bytes}
 
     def __str__(self) -> str:
-        """Return where it is, of what kind, and its size."""
+        """Return its path, kind and size."""
         return f"{self.path}: {self.exported.kind}, {self.size_bytes / 2**20:.1f} MiB"
 
 
 def export_model(
     config: ModelConfig, to: ExportFormat, out: Path | None, runner: Runner, *, requantize: bool = False
 ) -> ExportResult:
-    """Write the language model of `config` as a checkpoint for another tool.
+    """Export the language model of `config` as another tool's checkpoint.
 
     to: `tensorrt-llm`, whose releases 1.0 to 1.2 build engines from it: `parallel.tensor` times `parallel.pipeline`
-    ranks, in the config's precision. out: `exported/NAME-TO` if None; replaced if it holds an earlier one.
-    requantize: whether to round queries, keys and values in fp8 whose scales differ, which the format joins, to the
-    largest scale; they are refused otherwise. Raises TrtkitError; `out` is then as it was.
+        ranks, in the config's precision.
+    out: `exported/NAME-TO` if None; replaced if it holds an earlier export.
+    requantize: whether fp8 queries, keys and values of different scales, which the format joins, are rounded to the
+        largest scale; otherwise they are refused.
+    Raises TrtkitError; `out` is then left unchanged.
     """
     model = resolve(config)
     config = model.config
@@ -68,7 +70,7 @@ def export_model(
 
 
 def _problems(config: ModelConfig) -> Iterator[Problem]:
-    """Yield the keys of a config that a checkpoint does not express."""
+    """Yield the config keys that a checkpoint cannot express."""
     if makes_checkpoint(config):
         fix = "run `trtkit quantize`, then export what it writes"
         yield Problem("the model is quantized when it is built", "quantize", fix)

@@ -1,4 +1,4 @@
-"""The job that writes a language model as a TensorRT-LLM checkpoint: config.json, and each rank's weights."""
+"""The job that writes a language model as a TensorRT-LLM checkpoint: config.json and the weights of each rank."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ _FP32 = "mlp.router."
 
 
 def export(request: ExportRequest, context: JobContext) -> Exported:
-    """Write the LLM of `config` into `folder`. Raises ConfigError, SourceError, ProblemsError for what has no form."""
+    """Write the LLM of `config` into `folder`.
+
+    Raises ConfigError, SourceError, ProblemsError for what it cannot express.
+    """
     steps, config = Steps(context.report), request.config
     context.report(Phase("read source"))
     opened = open_config_source(config)
@@ -79,7 +82,7 @@ def export(request: ExportRequest, context: JobContext) -> Exported:
 
 
 def _hf_weights(opened: DecoderSource, spec: DecoderSpec, *, has_head: bool) -> Arrays:
-    """Return the model's weights by transformers' names; with the embedding as its head where they are tied."""
+    """Return the model's weights by transformers' names; a tied embedding also as the head, if `has_head`."""
     stored_weights = find_weights(spec, opened.checkpoint, opened.where)
     weights: Arrays = {}
     for weight in model_weights(spec):
@@ -94,9 +97,9 @@ def _hf_weights(opened: DecoderSource, spec: DecoderSpec, *, has_head: bool) -> 
 
 
 def _with_shared_scales(weights: Arrays, fields: Fields, *, requantize: bool) -> Arrays:
-    """Return weights of which queries, keys and values in fp8 share a scale in each layer, since they are joined.
+    """Return weights in which the fp8 queries, keys and values of a layer share one scale, since they are joined.
 
-    requantize: whether to round those that do not to the largest scale. Raises ProblemsError if not.
+    requantize: whether to round those of different scales to the largest; if not, raises ProblemsError.
     """
     family, problems, rounded = family_of(fields), [], Arrays()
     for layer in range(fields["num_hidden_layers"]):
@@ -129,7 +132,7 @@ def _rescaled(stored: StoredArray, scale: np.float32, inputs: float) -> Array:
 
 
 def _quantization(ranks: Sequence[Arrays], opened: DecoderSource) -> Fields:
-    """Return the config's `quantization`. Raises ProblemsError for layers that the format has no form for."""
+    """Return the config's `quantization` section. Raises ProblemsError for layers that the format cannot express."""
     problems, algorithms, blocks, has_factors = list[Problem](), set[str](), set[int](), False
     for name, matrix in _matrices(ranks, problems):
         try:
@@ -162,7 +165,7 @@ def _quantization(ranks: Sequence[Arrays], opened: DecoderSource) -> Fields:
 
 
 def _matrices(ranks: Sequence[Arrays], problems: list[Problem]) -> Iterator[tuple[str, QuantizedMatrix]]:
-    """Yield quantized layers, read one at a time; add a problem for each that the format cannot hold."""
+    """Yield quantized layers, read one at a time; append a problem for each that the format cannot express."""
     for rank in ranks:
         for name, stored in rank.items():
             if not stored.is_quantized:
@@ -180,14 +183,14 @@ def _matrices(ranks: Sequence[Arrays], problems: list[Problem]) -> Iterator[tupl
 
 
 def _plain_linear(name: str, stored: StoredArray) -> str:
-    """Return the module of a linear layer that is not quantized; empty for anything else."""
+    """Return the module name of an unquantized linear layer; empty for anything else."""
     is_linear = name.startswith(_LAYERS) and name.endswith(".weight") and len(stored.shape) == 2
     is_plain = is_linear and not stored.is_quantized and not name.endswith("_layernorm.weight")
     return name.removesuffix(".weight") if is_plain else ""
 
 
 def _tensors(rank: Mapping[str, StoredArray], dtype: str, *, has_factors: bool) -> Arrays:
-    """Return what a rank's file holds: weights in `dtype`, quantized layers as their parts."""
+    """Return the tensors of a rank's file: weights in `dtype`, quantized layers as their components."""
     tensors: Arrays = {}
     for name, stored in rank.items():
         if not stored.is_quantized:
@@ -214,7 +217,7 @@ def _held(array: Array) -> StoredArray:
 
 
 def _cast(name: str, stored: StoredArray, dtype: str) -> Array:
-    """Return an array in another type. Raises SourceError for numbers that are NaN, or exceed its range."""
+    """Return an array cast to another type. Raises SourceError for NaN and for values out of range."""
     array = stored.read()
     with np.errstate(over="ignore"):  # it is an error below
         cast = array.astype(numpy_type(dtype), copy=False)
@@ -226,7 +229,7 @@ def _cast(name: str, stored: StoredArray, dtype: str) -> Array:
 
 
 def _write(ranks: Sequence[Arrays], folder: Path, context: JobContext) -> None:
-    """Write each rank's file, and report how much of all of them is written."""
+    """Write each rank's file and report the progress over all of them."""
     sizes = [sum(_bytes(array) for array in arrays.values()) for arrays in ranks]
     for rank, arrays in enumerate(ranks):
         file, before = f"rank{rank}.safetensors", sum(sizes[:rank])

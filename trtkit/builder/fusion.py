@@ -1,4 +1,4 @@
-"""Which layers of a bundle's networks became which kernels of its engines."""
+"""Fusion: which layers of a bundle's networks each kernel of its engines computes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from trtkit.network.record import NetworkRecord
 
 
-# The profiles of a language model and of its head, as `decoder_profiles` gives them, and those of a packed one.
+# Profile names of a language model and of its head, as from `decoder_profiles`, and those of a packed model.
 _PHASES, _PACKED_PHASES = ("prefill", "decode"), ("mixed", "decode")
 
 
 def bundle_fusions(bundle: Bundle, runner: Runner) -> Iterator[tuple[Fusion, NetworkRecord]]:
-    """Yield the fusion of every stage and profile, and the network that it is of; of several ranks, the first one's.
+    """Yield the fusion of every stage and profile with its network; only the first rank if several share the model.
 
-    Every stage is built again in a temporary folder, since an engine tells its kernels to the GPU alone.
-    Raises BundleError if a file or the source is not the one that the bundle was built from, BuildError if TensorRT
-    does not list kernels.
+    Every stage is rebuilt in a temporary folder, since an engine reveals its kernels only on its GPU.
+    Raises BundleError if a file or the source has changed since the build, BuildError if TensorRT does not list
+    kernels.
     """
     bundle.check_files()
     manifest, stages = bundle.manifest, bundle_stages(bundle)

@@ -1,4 +1,4 @@
-"""A hybrid's source, inputs and profiles, as its config asks."""
+"""A hybrid's source, inputs and profiles, derived from its config."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenedHybrid:
-    """A hybrid with its source. quantization: None if no part is quantized."""
+    """A hybrid with its source open. quantization: None if no part is quantized."""
 
     model: StagedModel
     spec: HybridSpec
@@ -33,16 +33,16 @@ class OpenedHybrid:
 
     @property
     def precision(self) -> str:
-        """The type that parts compute in unless they ask for another."""
+        """The type that parts compute in unless they set another."""
         return self.model.config.precision
 
     @property
     def form(self) -> str:
-        """The form of written ops that sample."""
+        """The form of sampling ops that the network API writes."""
         return self.model.config.custom_ops.form
 
     def stage_inputs(self, stage: Stage) -> list[OnnxTensorSpec]:
-        """Return what a stage takes: the model's inputs, and tensors of other stages by `part.output`."""
+        """Return a stage's inputs: the model's own, and tensors of other stages as `part.output`."""
         return list(_stage_inputs(self.spec, stage, self.precision))
 
     @property
@@ -58,7 +58,7 @@ class OpenedHybrid:
 
 
 def open_hybrid(model: StagedModel) -> OpenedHybrid:
-    """Open the source of a model of a family's parts. Raises ConfigError for quantization that a part cannot have."""
+    """Open the source of a hybrid. Raises ConfigError for quantization that a part does not support."""
     config, spec = model.config, model.spec
     assert config.source.hf is not None
     assert spec is not None
@@ -100,7 +100,7 @@ def _sizes(inputs: Sequence[OnnxTensorSpec], profile: ResolvedProfile, kind: str
 
 
 def _filled(shape: tuple[int | str, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Return a shape with its symbols' sizes; `6*batch` is six times the batch."""
+    """Return a shape with its symbols replaced by sizes; `6*batch` is six times the batch."""
     return tuple(dim if isinstance(dim, int) else _evaluated(dim, sizes) for dim in shape)
 
 
@@ -110,7 +110,7 @@ def _evaluated(dim: str, sizes: Mapping[str, int]) -> int:
 
 
 def _stage_inputs(spec: HybridSpec, stage: Stage, precision: str) -> Iterator[OnnxTensorSpec]:
-    """Yield what a stage takes from outside, each once."""
+    """Yield a stage's external inputs, each once."""
     ports, seen = spec.output_ports(), set()
     for part in (spec.part(name) for name in stage.part_names):
         for port in part.inputs:

@@ -1,4 +1,4 @@
-"""The jobs of a build, with what they take and give. What goes between stages is in `stages`."""
+"""The jobs of a build with their requests and results. What passes between stages is in `stages`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtkit.sources.digest import SourceFile
 
 @dataclass(frozen=True)
 class Digests:
-    """The files that a config's source reads, and those of its calibration data."""
+    """The files of a config's source, and those of its calibration data."""
 
     files: tuple[SourceFile, ...]
     data: tuple[SourceFile, ...]
@@ -26,7 +26,7 @@ class Digests:
 
 @dataclass(frozen=True)
 class PrepareRequest:
-    """A model of arrays to prepare in the empty `folder`. has_plugins: whether TensorRT gets custom ops as plugins."""
+    """A model of arrays to prepare in the empty `folder`. has_plugins: whether custom ops may become plugins."""
 
     config: ModelConfig
     folder: Path
@@ -35,10 +35,11 @@ class PrepareRequest:
 
 @dataclass(frozen=True, eq=False)
 class TowerStage:
-    """The stage before a language model: a torch module that is exported, with settings of its own.
+    """The stage before a language model: a torch module that is exported, with its own settings.
 
-    sizes: of the symbols in its inputs' shapes. quantize: None if it is not quantized; `key` in the config.
-    images: what it takes of an image, by the processor in `folder`; None if it takes none.
+    sizes: of the symbols in its inputs' shapes.
+    quantize: None if it is not quantized; `key` in the config.
+    images: how the processor in `folder` prepares images for it; None if it takes none.
     """
 
     name: str
@@ -60,7 +61,7 @@ class TowerStage:
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
-        """The shapes that it is built for."""
+        """The shapes to build it for."""
         return (dict(self.sizes),)
 
     @property
@@ -78,7 +79,7 @@ class TowerStage:
 
 @dataclass(frozen=True)
 class PrepareTowerRequest:
-    """A tower to prepare in `folder`. has_plugins: whether TensorRT gets custom ops as plugins."""
+    """A tower to prepare in `folder`. has_plugins: whether custom ops may become plugins."""
 
     stage: TowerStage
     folder: Path
@@ -87,7 +88,7 @@ class PrepareTowerRequest:
 
 @dataclass(frozen=True)
 class DiagnoseRequest:
-    """A model whose unsupported operators are to be found."""
+    """A model whose unsupported operators are to be listed."""
 
     backend: str
     onnx: Path
@@ -108,7 +109,7 @@ class QuantizedVision:
 
     @property
     def loss_text(self) -> str:
-        """What the finished model loses, in words; empty if that was not measured."""
+        """A description of the finished model's loss; empty if it was not measured."""
         return next((step.detail for step in self.steps if step.name == "loss"), "")
 
 
@@ -125,9 +126,9 @@ class FloatModel:
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """A language model to write as a TensorRT-LLM checkpoint into the empty `folder`.
+    """A language model to export as a TensorRT-LLM checkpoint into the empty `folder`.
 
-    requantize: whether fp8 layers that are joined there may be rounded again to a common scale.
+    requantize: whether fp8 layers that the format joins may be rounded again to a common scale.
     """
 
     config: ModelConfig
@@ -150,7 +151,7 @@ PREPARE = Job("trtkit.builder.prepare:prepare", PrepareRequest, Prepared, activi
 PREPARE_TOWER = Job("trtkit.builder.prepare:prepare_tower", PrepareTowerRequest, Prepared, activity="reading the model")
 BUILD_STAGE = Job("trtkit.builder.stage_job:build_stage", StageRequest, StageResult, uses_tensorrt=True)
 LIST_KERNELS = Job("trtkit.builder.stage_job:list_kernels", StageRequest, StageKernels, uses_tensorrt=True)
-# It parses too, but only to explain what another job has refused: its own crash is not explained.
+# It parses too, but only to explain another job's failure; its own crash is not explained.
 DIAGNOSE = Job("trtkit.builder.diagnose:diagnose", DiagnoseRequest, type(None))
 EXPORT = Job("trtkit.builder.export_job:export", ExportRequest, Exported, activity="writing the checkpoint")
 QUANTIZE_VISION = Job("trtkit.builder.prepare:quantize_vision", QuantizeRequest, QuantizedVision)

@@ -1,4 +1,4 @@
-"""A model whose networks are written, as the manifest and `trtkit inspect` show it."""
+"""The manifest's record of a model whose networks are written; `trtkit inspect` shows it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def model_record(inputs: BuildInputs, written: WrittenModel, folder: Path) -> ModelRecord:
-    """Return what is known of the model. folder: the bundle, which paths are relative to."""
+    """Return the model's record. folder: the bundle, which paths are relative to."""
     network = joint_network(inputs.model, written)
     sizes = [size for result in written.ranks or written.results[-1:] if (size := result.decoder) is not None]
     spec, seams = inputs.model.spec, _seams(inputs.model)
@@ -68,7 +68,7 @@ def model_record(inputs: BuildInputs, written: WrittenModel, folder: Path) -> Mo
 
 
 def _target(inputs: BuildInputs, written: WrittenModel) -> Target:
-    """Return the target with the GPUs that all engines are for, if some cannot compute in all types."""
+    """Return the target, limited to GPUs that support all types of the engines if some do not."""
     target, features = inputs.target, BACKENDS[inputs.backend].features
     all_capable = (capable_of(result.network, target.compute_capabilities, features) for result in written.all_results)
     capabilities = min(filter(None, all_capable), key=len, default=())
@@ -76,7 +76,7 @@ def _target(inputs: BuildInputs, written: WrittenModel) -> Target:
 
 
 def file_record(folder: Path, path: str) -> FileRecord | None:
-    """Return the record of a file by its path in `folder`, None if there is no such file."""
+    """Return the record of a file by its path in `folder`; None if there is no such file."""
     file = folder / path
     if not file.exists():
         return None
@@ -84,7 +84,10 @@ def file_record(folder: Path, path: str) -> FileRecord | None:
 
 
 def joint_network(model: StagedModel, written: WrittenModel) -> NetworkRecord:
-    """Return one record of the model: all stages' layers; of a vision-language model the LLM's, the tower alongside."""
+    """Return one record of the whole model.
+
+    All stages' layers joined; for a vision-language model the LLM's with the tower.
+    """
     records = [result.network for result in written.results]
     if model.takes_images or model.has_encoder:
         return replace(records[-1], vision=records[0])
@@ -116,7 +119,7 @@ def _stages(model: StagedModel, written: WrittenModel, folder: Path) -> tuple[St
 
 
 def _shared(stage: StageRecord, model: StagedModel, written: WrittenModel, folder: Path) -> StageRecord:
-    """Return the record of a decoder that several ranks share."""
+    """Return the record of a decoder that is split over several ranks."""
     engines = plan_names(model)[len(model.stages) - 1 :]
     sizes = [result.decoder for result in written.ranks if result.decoder is not None]
     ranks = tuple(
@@ -138,7 +141,7 @@ def _shared(stage: StageRecord, model: StagedModel, written: WrittenModel, folde
 
 
 def _layers(engine: str, result: StageResult, folder: Path) -> LayersRecord | None:
-    """Return the record of a network's layers, None if they were not written. engine: the plan's path."""
+    """Return the record of a network's layer file; None if none was written. engine: the plan's path."""
     if result.layer_sources is None:
         return None
     files = LayerFiles(layers_file(folder / engine), ())
@@ -170,12 +173,12 @@ def _speculator(size: DecoderSize) -> SpeculatorRecord:
 
 
 def _seams(model: StagedModel) -> set[str]:
-    """Return the names of tensors that stages take from earlier ones."""
+    """Return the names of tensors that stages take from earlier stages."""
     return set() if model.spec is None else {seam.source for seam in model.spec.seams}
 
 
 def _inputs(tensors: Iterable[TensorRecord], result: StageResult, seams: set[str]) -> tuple[IoRecord, ...]:
-    """Return inputs with what their writer knows of them."""
+    """Return inputs with the facts that their writer recorded."""
     specs = {spec.name: spec for spec in result.inputs}
 
     def record(tensor: TensorRecord) -> IoRecord:
@@ -193,7 +196,7 @@ def _outputs(tensors: Iterable[TensorRecord]) -> tuple[IoRecord, ...]:
 
 
 def _onnx(onnx: OnnxFile, folder: Path) -> OnnxRecord:
-    """Return a stage's ONNX file; paths relative to the bundle."""
+    """Return the record of a stage's ONNX file, with paths relative to the bundle."""
     names = (str(path.relative_to(folder)) for path in onnx.files)
     files = tuple(record for name in names if (record := file_record(folder, name)) is not None)
     path, parsed = (str(file.relative_to(folder)) for file in (onnx.path, onnx.parsed))
@@ -201,7 +204,7 @@ def _onnx(onnx: OnnxFile, folder: Path) -> OnnxRecord:
 
 
 def _part(model: StagedModel, part: Part, result: StageResult) -> PartRecord:
-    """Return a part. The ports of a stage of one part are the network's own, but for the caches of a decoder."""
+    """Return a part's record. The ports of a one-part stage are the network's own, except a decoder's caches."""
     layers = result.part_layers.get(part.name, 0)
     if model.spec is not None:
         return _spec_part(model.spec, model.spec.part(part.name), layers, dtype_of(model.config.precision))
@@ -219,7 +222,7 @@ def _part(model: StagedModel, part: Part, result: StageResult) -> PartRecord:
 
 
 def _spec_part(spec: HybridSpec, part: SpecPart, layers: int, dtype: DType) -> PartRecord:
-    """Return a part whose family says its ports. dtype: what the config computes in."""
+    """Return the record of a part whose ports its family declares. dtype: the config's precision."""
 
     def port(tensor: PartPort) -> PortRecord:
         return PortRecord(name=tensor.name, dtype=port_dtype(tensor, part, dtype).name, shape=tensor.shape)

@@ -1,4 +1,4 @@
-"""An ONNX model made fit for TensorRT's parser, and written."""
+"""Prepare an ONNX model for TensorRT's parser and write it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class NetworkSettings(Protocol):
-    """How a network that comes through ONNX is made: what the config of a whole model says, or a stage of one."""
+    """Settings for a network built through ONNX, from the config of a whole model or of a stage."""
 
     @property
     def precision(self) -> str: ...
@@ -50,9 +50,9 @@ class NetworkSettings(Protocol):
 def make_parseable(
     model: onnx.ModelProto, config: NetworkSettings, where: str, steps: Steps, *, has_plugins: bool = False
 ) -> onnx.ModelProto:
-    """Return `model` as TensorRT's parser takes it: checked, lifted, folded, rewritten.
+    """Return `model` ready for TensorRT's parser: checked, lifted, folded and rewritten.
 
-    has_plugins: custom ops that can be plugins stay functions.
+    has_plugins: leave custom ops that can be plugins as functions.
     """
     ops: dict[str, Any] = {"form": config.custom_ops.form, "for_plugins": has_plugins}
     order = care.sort_nodes(model, where)
@@ -92,7 +92,7 @@ def make_parseable(
 
 
 def _sample(model: onnx.ModelProto, config: NetworkSettings) -> folding.OnnxRun | None:
-    """Run the model before it is folded; None if its shapes are not known here, as those of a hybrid's part."""
+    """Run the model before folding; None if its shapes are not known yet, as in a hybrid's part."""
     inputs = graph_inputs(model)
     sample = _run(model, inputs, config.profiles)
     if sample is not None or sum(spec.is_dynamic for spec in inputs) < 2:
@@ -122,7 +122,7 @@ def _run(
 
 
 def write_onnx(model: onnx.ModelProto, path: Path, steps: Steps, *, uses_plugins: bool) -> OnnxFile:
-    """Write a stage's ONNX parts to `path` and, if ops of theirs become plugins, what TensorRT parses next to it."""
+    """Write a stage's ONNX parts to `path`; next to it, the file for TensorRT's parser if some ops become plugins."""
     save_model(model, path)
     modes = tuple(care.grid_sample_modes(model))
     if not uses_plugins:

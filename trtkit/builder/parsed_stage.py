@@ -1,4 +1,4 @@
-"""Make the network of a stage that is one ONNX file: TensorRT parses it."""
+"""Write the network of a stage that is one ONNX file, with TensorRT's parser."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def write_parsed(request: StageRequest, backend: Backend, context: JobContext) -> WrittenNetwork:
-    """Parse the stage's ONNX file and compare the result with what the file says."""
+    """Parse the stage's ONNX file and check the network against the file."""
     stage, onnx = request.stage, request.stage.onnx
     assert onnx is not None
     context.report(Phase("parse"))

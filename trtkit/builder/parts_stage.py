@@ -1,4 +1,4 @@
-"""Write the network of a stage of a family's parts: those from ONNX parsed, the others by the network API."""
+"""Write the network of a hybrid's stage: ONNX parts are parsed, the others use the network API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def write_parts(request: StageRequest, backend: Backend, context: JobContext) -> WrittenNetwork:
-    """Write the stage's network as TensorRT builds it, custom ops as plugins where the file has them."""
+    """Write the stage's network as TensorRT builds it, with custom ops as plugins if its ONNX file has plugin nodes."""
     stage, onnx = request.stage, request.stage.onnx
     context.report(Phase(f"write network {stage.name}"))
     if onnx is not None:
@@ -47,7 +47,7 @@ def write_parts(request: StageRequest, backend: Backend, context: JobContext) ->
 
 
 def parts_network(backend: Backend, opened: OpenedHybrid, stage: PreparedStage, report: Listener) -> StageNetwork:
-    """Return a stage's network as the reference executor runs it: custom ops are functions."""
+    """Return a stage's network for the reference executor, in which custom ops are functions."""
     onnx = None if stage.onnx is None else stage.onnx.path
     return _network(backend, opened, stage, onnx, JobContext(report, severity="ERROR"))
 
@@ -55,7 +55,7 @@ def parts_network(backend: Backend, opened: OpenedHybrid, stage: PreparedStage, 
 def _network(
     backend: Backend, opened: OpenedHybrid, stage: PreparedStage, onnx: Path | None, context: JobContext
 ) -> StageNetwork:
-    """Return a stage's network. onnx: the file that TensorRT parses."""
+    """Return a stage's network. onnx: the file to parse."""
     where = opened.source.where
     weights: Mapping[str, Any] = find_part_weights(opened.spec, opened.source.checkpoint, where)
     if opened.quantization is not None:

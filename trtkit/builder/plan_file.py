@@ -1,4 +1,4 @@
-"""Let TensorRT build a network and write the plan, and the objects that it calls meanwhile."""
+"""Build a network with TensorRT and write the plan; progress monitor, loggers and stream writer for the build."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from trtkit.jobs.events import Listener
     from trtkit.network.input_spec import ResolvedProfile
 
-# TensorRT streams a plan through a buffer of 64 MiB; a smaller plan takes less memory whole.
+# TensorRT streams a plan through a buffer of 64 MiB; building a smaller plan in memory takes less.
 _STREAM_FROM_BYTES = 64 * 2**20
-# Layers whose outputs' sizes, or whether they run, are known only while the engine runs.
+# Layers whose output sizes, or whose execution, are known only at run time.
 _ALLOCATES = ("NON_ZERO", "NMS", "TRIP_LIMIT", "CONDITION")
 
 
 @dataclass(frozen=True)
 class PlanBuildRequest:
-    """How to build, and where to. log: the file with what TensorRT prints in this process.
+    """How to build, and where to write. log: the file that captures TensorRT's output in this process.
 
-    is_detailed: whether the engine, and TensorRT's verbose log, tell of which layers each kernel was made.
+    is_detailed: whether the engine and TensorRT's verbose log record which layers each kernel was made from.
     """
 
     profiles: tuple[ResolvedProfile, ...]
@@ -46,9 +46,9 @@ class PlanBuildRequest:
 def write_plan(
     backend: Backend, network: WrittenNetwork, weight_bytes: int, request: PlanBuildRequest, report: Listener
 ) -> BuiltPlan:
-    """Build `network` and write its plan. weight_bytes: about what the plan will hold.
+    """Build `network` and write its plan. weight_bytes: approximate size of the plan.
 
-    Raises BuildError with TensorRT's own reasons, OSError where the disk cannot hold the plan.
+    Raises BuildError with TensorRT's own reasons, OSError if the disk cannot hold the plan.
     """
     config = _builder_config(backend, network, request)
     config.progress_monitor = progress_monitor(backend, report)
@@ -67,7 +67,7 @@ def write_plan(
 
 
 def _advice(backend: Backend, definition: Any) -> str:
-    """Return what to do about a network that TensorRT does not build."""
+    """Return advice for a network that TensorRT fails to build."""
     layers = (definition.get_layer(index) for index in range(definition.num_layers))
     if not any(backend.layer_type(layer) == "CONDITION" for layer in layers):
         return "`trtkit inspect` lists the network's layers"
@@ -81,7 +81,7 @@ def _advice(backend: Backend, definition: Any) -> str:
 
 
 def _build(_backend: Backend, network: WrittenNetwork, config: Any, writer: FileWriter) -> bool:
-    """Build in memory and write; False where TensorRT cannot."""
+    """Build in memory, then write; return False if TensorRT fails."""
     plan = network.builder.build_serialized_network(network.definition, config)
     if plan is None:
         return False
@@ -90,7 +90,7 @@ def _build(_backend: Backend, network: WrittenNetwork, config: Any, writer: File
 
 
 def _stream(backend: Backend, network: WrittenNetwork, config: Any, writer: FileWriter) -> bool:
-    """Build while writing: the plan is never whole in memory. Otherwise like `_build`."""
+    """Build and write the plan as a stream, so that it is never held in memory as one; otherwise like `_build`."""
     stream = plan_writer(backend, writer)
     built = network.builder.build_serialized_network_to_stream(network.definition, config, stream)
     if stream.fault is not None:
@@ -99,7 +99,7 @@ def _stream(backend: Backend, network: WrittenNetwork, config: Any, writer: File
 
 
 def _builder_config(backend: Backend, network: WrittenNetwork, request: PlanBuildRequest) -> Any:
-    """Return TensorRT's builder config with options, target and profiles set."""
+    """Return TensorRT's builder config with options, target and profiles."""
     trt, options, builder = backend.trt, request.options, network.builder
     config = builder.create_builder_config()
     if request.is_detailed:
@@ -129,9 +129,9 @@ def _builder_config(backend: Backend, network: WrittenNetwork, request: PlanBuil
 
 
 def can_be_captured(backend: Backend, definition: Any) -> bool:
-    """Whether a CUDA graph can hold the engine, if TensorRT allocates nothing while it runs.
+    """Whether a CUDA graph can capture the engine, i.e. TensorRT allocates no memory while it runs.
 
-    TensorRT-RTX has a flag for that, and refuses it where sizes follow from data.
+    TensorRT-RTX has a flag for that, and rejects it if sizes depend on data.
     """
     layers = (definition.get_layer(index) for index in range(definition.num_layers))
     has_flag = hasattr(backend.trt.BuilderFlag, "REQUIRE_USER_ALLOCATION")
@@ -139,7 +139,7 @@ def can_be_captured(backend: Backend, definition: Any) -> bool:
 
 
 def allocates(kinds: Iterable[str]) -> bool:
-    """Whether a network with these types of layers needs memory while it runs, of sizes that follow from data."""
+    """Whether a network with these layer types allocates memory of data-dependent sizes at run time."""
     return any(kind in _ALLOCATES for kind in kinds)
 
 
@@ -151,12 +151,12 @@ def _reasons(log: str) -> str:
 
 Json = dict[str, Any]
 
-# Progress events closer together than this are dropped.
+# Progress events that follow sooner than this are dropped.
 _EVENT_INTERVAL_S = 0.05
 
 
 def progress_monitor(backend: Backend, report: Listener) -> Any:
-    """Return an IProgressMonitor that reports the steps of every phase, nested ones too."""
+    """Return an IProgressMonitor that reports the steps of every phase, including nested ones."""
 
     class Monitor(backend.trt.IProgressMonitor):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -185,7 +185,7 @@ def progress_monitor(backend: Backend, report: Listener) -> Any:
 
 
 def parse_recorder(backend: Backend) -> Any:
-    """Return a logger that prints nothing and keeps, as `last_node`, the name of the node that a parser came to."""
+    """Return a silent logger that keeps the name of the last node that a parser reached as `last_node`."""
 
     class LogRecorder(backend.trt.ILogger):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -199,7 +199,7 @@ def parse_recorder(backend: Backend) -> Any:
 
 
 class FileWriter:
-    """Write a plan to `file` and hash it next to that, in a thread: hashing releases the interpreter."""
+    """Write a plan to `file` and hash it in a second thread; hashing releases the interpreter lock."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -207,7 +207,7 @@ class FileWriter:
         self._sha256, self.size_bytes = hashlib.sha256(), 0
 
     def write(self, data: bytes) -> int:
-        """Take the next part; returns its size. Raises OSError where the disk does not."""
+        """Write the next part and return its size. Raises OSError if writing fails."""
         part = memoryview(data)
         self._hashing.submit(self._sha256.update, part)
         try:
@@ -218,13 +218,13 @@ class FileWriter:
         return part.nbytes
 
     def sha256(self) -> str:
-        """Return the digest of all that was written; nothing can be written after."""
+        """Return the digest of everything written; no more can be written after that."""
         self._hashing.shutdown()
         return self._sha256.hexdigest()
 
 
 def plan_writer(backend: Backend, writer: FileWriter) -> Any:
-    """Return TensorRT's stream writer over `writer`; TensorRT swallows exceptions, so it keeps the first as `fault`."""
+    """Return TensorRT's stream writer over `writer`. TensorRT swallows exceptions, so the first is kept as `fault`."""
 
     class StreamWriter(backend.trt.IStreamWriter):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Custom ops as plugins of the engine that is built: whether, in which file, and registered before it is written."""
+"""Custom ops as plugins: whether an engine uses them, their ONNX file, and their registration before the build."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def uses_plugins(config: ModelConfig, backend: str) -> bool:
-    """Whether custom ops become plugins. Raises ConfigError where they must and the backend called so has none."""
+    """Whether custom ops become plugins. Raises ConfigError if they are required and the backend has none."""
     has_plugins = BACKENDS[backend].features.plugins
     if config.custom_ops.plugins == "always" and not has_plugins:
         fix = "set `never`, which builds each op from standard operators, or use a target with the backend `tensorrt`"
@@ -32,17 +32,17 @@ def uses_plugins(config: ModelConfig, backend: str) -> bool:
 
 
 def reads_pages_in_place(config: ModelConfig, backend: str) -> bool:
-    """Whether a language model's attention is to read pages where they are, in the layers whose plugin can.
+    """Whether a language model's attention reads pages in place, in the layers that the plugin supports.
 
-    Raises ConfigError where it must and the backend called so has no plugins.
+    Raises ConfigError if plugins are required and the backend has none.
     """
     return config.llm is not None and config.llm.kv == "paged" and uses_plugins(config, backend)
 
 
 def write_plugins(model: onnx.ModelProto, path: Path) -> tuple[tuple[str, ...], str]:
-    """Write `model` with plugin nodes, which TensorRT parses and nothing else runs.
+    """Write `model` with plugin nodes, which only TensorRT can parse and run.
 
-    Returns the ops to register, none (and no file) if no node can be a plugin, and what was done in words.
+    Returns the ops to register and a description. If no node can be a plugin there are no ops, and no file is written.
     """
     from trtkit.builder.plugins import plugin_names, use_plugins
     from trtkit.network.onnx.io import save_model
@@ -57,10 +57,10 @@ def write_plugins(model: onnx.ModelProto, path: Path) -> tuple[tuple[str, ...], 
 
 
 def register_plugins(backend: Backend, ops: Sequence[str], capabilities: Sequence[int]) -> ModuleType | None:
-    """Register plugins before a network with them is parsed or written; return their module, None if there are none.
+    """Register plugins before a network with them is parsed or written; return their module, None without plugins.
 
-    capabilities: SM numbers that the engine is for, those of the GPU here where none are named. Kernels are compiled
-    for the oldest, which newer ones run too. Raises BackendError where there is neither, or one that is too old.
+    capabilities: SM numbers that the engine is for; that of the present GPU if empty. Kernels are compiled for the
+    oldest, which newer ones run too. Raises BackendError if no GPU is named or present, or one is too old.
     """
     if not ops:
         return None
@@ -84,9 +84,9 @@ def register_plugins(backend: Backend, ops: Sequence[str], capabilities: Sequenc
 
 
 def use_plugins(model: onnx.ModelProto) -> str:
-    """Turn nodes `trtkit::Op` whose op has a plugin into that plugin's nodes, and drop functions left without a node.
+    """Replace nodes `trtkit::Op` whose op has a plugin by plugin nodes, and drop unused functions.
 
-    A node stays a function where an optional input is missing, which a plugin always takes. Returns what it did.
+    A node stays a function if it lacks an optional input, since plugins take all inputs. Returns a description.
     """
     ops = {function.name: find(op_name(function)) for function in model.functions if function.domain == DOMAIN}
     done = 0
@@ -102,17 +102,17 @@ def use_plugins(model: onnx.ModelProto) -> str:
 
 
 def plugin_names(model: onnx.ModelProto) -> list[str]:
-    """Return the ops whose plugins the nodes of `model` are."""
+    """Return the ops whose plugins `model` uses."""
     return sorted({node.op_type for node in all_nodes(model.graph) if node.domain == DOMAIN and _is_plugin(node)})
 
 
 def _fits(op: CustomOp, node: onnx.NodeProto) -> bool:
-    """Whether the op has a plugin that takes as many inputs as the node has."""
+    """Whether the op has a plugin with as many inputs as the node."""
     return op.has_part("plugin") and len(op.part("plugin").PLUGIN.inputs) == len(node.input)
 
 
 def _make_plugin(node: onnx.NodeProto, name: str) -> None:
-    """Name the plugin as TensorRT's parser looks it up; `aot`: its kernel is compiled into the engine."""
+    """Name the plugin for TensorRT's parser; `aot` means that its kernel is compiled into the engine."""
     import onnx
 
     node.op_type = name

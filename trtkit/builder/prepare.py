@@ -1,4 +1,4 @@
-"""The job that turns a config's source, a model or a family's parts, into ONNX files for TensorRT's parser."""
+"""The job that turns a config's source, a model or a hybrid's parts, into ONNX files for TensorRT's parser."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 def prepare(request: PrepareRequest, context: JobContext) -> Prepared:
-    """Write the ONNX files of a model of arrays, one for each stage that has ONNX parts, fit for TensorRT's parser."""
+    """Write the ONNX files of a model of arrays for TensorRT's parser, one per stage with ONNX parts."""
     context.report(Phase("prepare"))
     steps, model = Steps(context.report), resolve(request.config)
     (request.folder / "network").mkdir()
@@ -66,7 +66,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> Prepared:
 
 
 def prepare_tower(request: PrepareTowerRequest, context: JobContext) -> Prepared:
-    """Write the ONNX file of the stage before a language model, fit for TensorRT's parser."""
+    """Write the ONNX file of the stage before a language model for TensorRT's parser."""
     context.report(Phase("prepare"))
     tower, steps, folder = request.stage, Steps(context.report), request.folder / "network"
     check_calibration(tower)
@@ -84,7 +84,7 @@ def prepare_tower(request: PrepareTowerRequest, context: JobContext) -> Prepared
 
 
 def _prepare_whole(request: PrepareRequest, stage: Stage, steps: Steps) -> Prepared:
-    """Prepare a model that is one ONNX file: in the config's precision, quantized if it asks for it."""
+    """Prepare a model that is one ONNX file: in the config's precision, quantized if configured."""
     config, folder = request.config, request.folder / "network"
     quantization = None if config.quantize is None else OnnxQuantization.of(config)
     labels = () if config.source.hf is None else folder_labels(json_object(Path(config.source.hf) / "config.json"))
@@ -94,7 +94,7 @@ def _prepare_whole(request: PrepareRequest, stage: Stage, steps: Steps) -> Prepa
 
 @dataclass(frozen=True, eq=False)
 class _File:
-    """An ONNX file that becomes a stage. labels: names of classes, of a Hugging Face folder."""
+    """An ONNX file that becomes a stage. labels: class names from a Hugging Face folder."""
 
     path: Path
     stage: Stage
@@ -104,7 +104,7 @@ class _File:
 
 
 def _prepare_file(file: _File, folder: Path, steps: Steps, *, has_plugins: bool) -> Prepared:
-    """Prepare an ONNX file as a stage of its own; only what is prepared is left in `folder`."""
+    """Prepare an ONNX file as its own stage; intermediate files are removed from `folder`."""
     path, config, stage = file.path, file.settings, file.stage
     onnx_model = onnx_file.read_model(path)
     check_keys([spec for spec in graph_inputs(onnx_model) if spec.name not in config.fixed_inputs], config.profiles)
@@ -126,7 +126,7 @@ def _prepare_file(file: _File, folder: Path, steps: Steps, *, has_plugins: bool)
     steps.add("I/O types", autocast.cast_io(onnx_model, config.io_types))
     for intermediate in folder.iterdir():
         intermediate.unlink()
-    if file.labels:  # in the file, as Ultralytics does: a bundle may move
+    if file.labels:  # stored in the file, as by Ultralytics: a bundle may move
         onnx_model.metadata_props.add(key="names", value=repr(dict(enumerate(file.labels))))
     written = write_onnx(onnx_model, folder / "model.onnx", steps, uses_plugins=has_plugins)
     prepared = PreparedStage(stage.name, stage.writer, stage.part_names, written, tuple(profiles), shapes)
@@ -134,7 +134,7 @@ def _prepare_file(file: _File, folder: Path, steps: Steps, *, has_plugins: bool)
 
 
 def _with_nms(model: onnx.ModelProto, config: NetworkSettings, steps: Steps, *, has_plugins: bool) -> onnx.ModelProto:
-    """Append NMS, which computes in fp32 in every precision."""
+    """Append NMS, computed in fp32 whatever the precision."""
     assert config.engine_nms is not None
     detail = append_nms(model, config.engine_nms)
     model, _ = custom_ops.lower(model, form=config.custom_ops.form, for_plugins=has_plugins)
@@ -144,7 +144,7 @@ def _with_nms(model: onnx.ModelProto, config: NetworkSettings, steps: Steps, *, 
 
 
 def _source_onnx(config: ModelConfig, folder: Path, steps: Steps) -> Path:
-    """Return the ONNX file of the source, exported into `folder` where it is not one already."""
+    """Return the source's ONNX file; other sources are exported into `folder`."""
     source = config.source
     if source.onnx is not None:
         path = package_file.resolve(source.onnx, source.requires)
@@ -160,7 +160,7 @@ def _source_onnx(config: ModelConfig, folder: Path, steps: Steps) -> Path:
 
 
 def _export(source: TorchSource, requires: str | None, profiles: Sequence[Profile], folder: Path, steps: Steps) -> Path:
-    """Return the ONNX file in `folder` that a torch module is exported to."""
+    """Export a torch module to ONNX in `folder`; return the file."""
     module = export.make_module(source, requires)
     steps.add("source", f"{source.factory}, {sum(p.numel() for p in module.parameters()) / 1e6:.1f} M parameters")
     path = folder / "exported.onnx"
@@ -196,7 +196,7 @@ def prepare_parts(request: PrepareRequest, model: StagedModel, steps: Steps) -> 
 
 
 def _load(opened: OpenedHybrid) -> BuildLoad:
-    """Return what the build has to hold: written parts as their specs say, exported ones as they are stored."""
+    """Return the build's resource needs: written parts from their specs, exported ones from the checkpoint."""
     written = [w for part in opened.spec.parts if isinstance(part, NetworkPart) for w in part.weights]
     parameters, names = sum(math.prod(weight.shape) for weight in written), {weight.name for weight in written}
     stored = opened.source.checkpoint
@@ -207,7 +207,7 @@ def _load(opened: OpenedHybrid) -> BuildLoad:
 
 @dataclass(frozen=True)
 class _Exporter:
-    """Exports the ONNX parts of stages. sizes: of symbols."""
+    """Exports the ONNX parts of stages. sizes: of the shapes' symbols."""
 
     opened: OpenedHybrid
     request: PrepareRequest
@@ -229,7 +229,7 @@ class _Exporter:
             return make_parseable(model, self.config, f"{stage.name}.onnx", self.steps, has_plugins=uses_plugins)
 
     def write(self, stage: Stage, model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> OnnxFile:
-        """Write what a stage exported, quantized and in its precision."""
+        """Quantize an exported stage, cast it to its precision and write it."""
         with scratch_folder() as scratch:
             input_shapes = {spec.name: tuple(shapes[spec.name]) for spec in graph_inputs(model)}
             if (quantization := self.opened.quantization) is not None:
@@ -246,7 +246,7 @@ class _Exporter:
         return [part for name in stage.part_names if isinstance(part := self.opened.spec.part(name), OnnxPart)]
 
     def _export(self, part: OnnxPart, scratch: Path) -> onnx.ModelProto:
-        """Export one part; its inputs and outputs have the names of their seams, all else the part's before it."""
+        """Export one part; its inputs and outputs are named after its seams, all else is prefixed with its name."""
         spec = self.opened.spec
         factory = PartFactory(part.module, part.arguments, part.prefix, part.names)
         module = part_module(factory, self.opened.source)
@@ -269,7 +269,7 @@ class _Exporter:
     def _in_precision(
         self, model: onnx.ModelProto, parts: list[OnnxPart], shapes: dict[str, tuple[int, ...]], scratch: Path
     ) -> onnx.ModelProto:
-        """Return the model in the config's precision, but parts that ask for fp32."""
+        """Cast the model to the config's precision, except parts that require fp32."""
         precision = self.config.precision
         in_fp32 = tuple(f"{part.name}/" for part in parts if part.dtype == "fp32")
         if precision == "fp32" or len(in_fp32) == len(parts):
@@ -283,7 +283,7 @@ class _Exporter:
 
 
 def _check_quantization(quantization: HybridQuantization, models: Sequence[onnx.ModelProto], steps: Steps) -> None:
-    """Refuse globs that match nothing; say what of written parts is quantized."""
+    """Refuse globs that match nothing; record which layers of written parts are quantized."""
     nodes: dict[str, list[str]] = {}
     for node in (node for model in models for node in model.graph.node):
         nodes.setdefault(node.name.partition("/")[0], []).extend((node.name, f"op:{node.op_type}"))
@@ -294,7 +294,7 @@ def _check_quantization(quantization: HybridQuantization, models: Sequence[onnx.
 
 
 def _exported(dtype: str) -> Literal["fp32", "int32", "int64", "bool"]:
-    """Return the type that a part is exported with: floats in fp32, whatever they are in the network."""
+    """Return a part's export type: fp32 for all floats, whatever the network's type."""
     match dtype:
         case "int32" | "int64" | "bool":
             return dtype
@@ -303,9 +303,9 @@ def _exported(dtype: str) -> Literal["fp32", "int32", "int64", "bool"]:
 
 
 def quantize_vision(request: QuantizeRequest, context: JobContext) -> QuantizedVision:
-    """Write the model of a config, quantized as its `quantize` section asks, to `folder`/model.onnx.
+    """Write the model of a config, quantized by its `quantize` section, to `folder`/model.onnx.
 
-    It is the very file that a build of the config would give to TensorRT, but for NMS, which that build appends.
+    A build of the config gives TensorRT the same file, except that it appends NMS.
     Raises TrtkitError.
     """
     assert request.config.quantize is not None

@@ -1,7 +1,7 @@
-"""What has to be decided when a language model is built, chosen for a purpose: `trtkit build --preset`.
+"""Presets: build settings of a language model chosen for a purpose, for `trtkit build --preset`.
 
-A preset sets only keys that the config leaves open, and no more than the model allows. It is a shorthand: the bundle's
-manifest has the keys, as if they had been typed.
+A preset sets only keys that the config leaves open, within the model's limits. It is a shorthand: the bundle's manifest
+lists the keys as if they had been typed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ _MEANINGS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Decision:
-    """A key that the engine is built with. origin: of its value: the preset, the model's limit, or the config."""
+    """A key that the engine is built with.
+
+    origin: where its value came from: the preset, the model's limit or the config.
+    """
 
     key: str
     value: object
@@ -81,7 +84,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class ChosenPreset:
-    """A config with what a preset decides. left_out: keys that do not apply to the model, and why."""
+    """A config with a preset applied. left_out: keys that do not apply to the model, and why."""
 
     name: Preset
     config: ModelConfig
@@ -90,9 +93,9 @@ class ChosenPreset:
 
 
 def with_preset(config: ModelConfig, name: Preset) -> ChosenPreset:
-    """Return `config` with what the preset decides for its model.
+    """Return `config` with the preset's values for its model.
 
-    Raises ConfigError for another kind of model and for an unknown name, and what opening the source raises.
+    Raises ConfigError for other kinds of models and unknown names, and any error of opening the source.
     """
     if name not in PRESETS:
         raise ConfigError(f"`{name}` is not a preset", [], f"use one of {', '.join(PRESETS)}")
@@ -112,7 +115,7 @@ def with_preset(config: ModelConfig, name: Preset) -> ChosenPreset:
 def _fitted(
     wanted: Mapping[str, int | str], spec: DecoderSpec, config: ModelConfig
 ) -> tuple[dict[str, int | str], dict[str, str]]:
-    """Return the keys that apply to a model, within its limits, and why others do not."""
+    """Return the preset's keys that apply to a model, within its limits, and why the others do not."""
     fitted, left_out = dict(wanted), {}
     stated = None if config.llm is None or "max_sequence_length" not in config.llm.model_fields_set else config.llm
     length = min(int(wanted["llm.max_sequence_length"]), spec.max_position_embeddings or 2**31)
@@ -137,20 +140,20 @@ def _fitted(
 
 
 def _stated_keys(config: ModelConfig) -> set[str]:
-    """Return the keys that the config states and presets may decide."""
+    """Return the keys that the config sets, of those that presets may set."""
     llm = set() if config.llm is None else {f"llm.{key}" for key in config.llm.model_fields_set}
     return llm | ({"precision"} & config.model_fields_set)
 
 
 def _is_stated(key: str, stated: set[str]) -> bool:
-    """Whether a config decides a key; with a kind of cache, what belongs to that kind."""
+    """Whether the config sets a key; setting the kind of cache also sets the keys that belong to that kind."""
     if key in ("llm.kv_window", "llm.page_tokens") and "llm.kv" in stated:
         return True
     return key in stated or key.rpartition(".")[0] in stated
 
 
 def _others(stated: set[str], wanted: Mapping[str, object]) -> list[str]:
-    """Return the keys that only the config decides."""
+    """Return the keys that are set by the config and not by the preset."""
     return sorted(key for key in stated if key not in wanted and not any(name.startswith(f"{key}.") for name in wanted))
 
 

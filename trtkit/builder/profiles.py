@@ -1,4 +1,4 @@
-"""Optimization profiles: what the config says, checked against the model and made complete."""
+"""Optimization profiles: the config's ranges, checked against the model and completed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from trtkit.network.input_spec import MinOptMax, ResolvedProfile
     from trtkit.network.onnx.io import OnnxTensorSpec
 
-# Dimension 0 of an input, which is nearly always the batch, may be left out of a config.
+# Dimension 0 of an input, usually the batch, may be omitted from a config.
 DEFAULT_BATCH = DimRange(min=1, opt=1, max=8)
 _REMOVE = "all sizes of the model are fixed: remove `profiles`, or export the model with dynamic sizes"
 
 
 @dataclass(frozen=True)
 class _Usual:
-    """Ranges of symbols that profiles need not name. assumed: those that were taken."""
+    """Default ranges of symbols that profiles may omit. assumed: the defaults that were used."""
 
     ranges: Mapping[str, DimRange]
     assumed: dict[str, DimRange]
 
     def of(self, symbol: str) -> DimRange | None:
-        """Return a symbol's range, and remember it; None if it has none."""
+        """Return a symbol's default range and record its use; None if it has none."""
         return self.assumed.setdefault(symbol, self.ranges[symbol]) if symbol in self.ranges else None
 
 
@@ -38,9 +38,9 @@ def resolve_profiles(
     profiles: Sequence[Profile],
     ranges: Mapping[str, MinOptMax] | None = None,
 ) -> tuple[list[ResolvedProfile], str]:
-    """Return the shapes of every dynamic input in every profile, and what was assumed, in words.
+    """Return the shapes of every dynamic input in every profile, and a description of the assumed defaults.
 
-    ranges: (least, usual, most) sizes of symbols that profiles need not name; more than the most is refused.
+    ranges: default (min, opt, max) sizes of symbols that profiles may omit; sizes above the max are refused.
     Raises ConfigError with every fault: unknown names, static dimensions, wrong ranks, dimensions without a range.
     """
     problems: list[Problem] = []
@@ -62,7 +62,7 @@ def resolve_profiles(
 
 
 def check_keys(inputs: Sequence[OnnxTensorSpec], profiles: Sequence[Profile]) -> None:
-    """Refuse keys of profiles that a model cannot have, before it is exported or folded. Raises ConfigError."""
+    """Refuse profile keys that the model does not have, before it is exported or folded. Raises ConfigError."""
     faults = [
         _key_fault(key, value, inputs, f"profiles.{index}.{key}")
         for index, profile in enumerate(profiles)
@@ -74,9 +74,9 @@ def check_keys(inputs: Sequence[OnnxTensorSpec], profiles: Sequence[Profile]) ->
 
 
 def with_first_names(profiles: Sequence[Profile], aliases: Mapping[str, str]) -> list[Profile]:
-    """Return profiles in which every dimension has its name in the network. aliases: from other names to that one.
+    """Return profiles in which each dimension has its name in the network. aliases: other names to that name.
 
-    Raises ConfigError if a profile gives a dimension two ranges by two of its names.
+    Raises ConfigError if a profile gives one dimension two ranges under two of its names.
     """
     renamed: list[Profile] = []
     problems: list[Problem] = []
@@ -94,13 +94,13 @@ def with_first_names(profiles: Sequence[Profile], aliases: Mapping[str, str]) ->
 
 
 def opt_dims(profiles: Sequence[Profile]) -> dict[str, int]:
-    """Return typical sizes of the symbolic dimensions that the first profile names."""
+    """Return the `opt` sizes of the symbolic dimensions in the first profile."""
     first = profiles[0] if profiles else {}
     return {name: value.opt for name, value in first.items() if isinstance(value, DimRange)}
 
 
 def opt_shapes(inputs: Sequence[OnnxTensorSpec], profiles: Sequence[ResolvedProfile]) -> dict[str, tuple[int, ...]]:
-    """Return the `opt` shape of every input in the first profile; static inputs have their own."""
+    """Return the `opt` shape of every input in the first profile; a static input's own shape."""
     first = profiles[0] if profiles else {}
     return {
         spec.name: first[spec.name].opt if spec.name in first else tuple(int(dim) for dim in spec.shape)
@@ -109,7 +109,7 @@ def opt_shapes(inputs: Sequence[OnnxTensorSpec], profiles: Sequence[ResolvedProf
 
 
 def small_shapes(inputs: Sequence[OnnxTensorSpec], profiles: Sequence[ResolvedProfile]) -> dict[str, tuple[int, ...]]:
-    """Return the smallest shape of every input in the first profile, but 2 for 1 where a dimension may vary."""
+    """Return each input's smallest shape in the first profile, with 2 instead of 1 in dimensions that may vary."""
     first = profiles[0] if profiles else {}
     shapes = opt_shapes(inputs, profiles)
     for name, shape in first.items():
@@ -124,7 +124,7 @@ def _complete(
     problems: list[Problem],
     usual: _Usual,
 ) -> ResolvedProfile:
-    """Return the shapes of every dynamic input; dimensions without a range are appended to `problems`."""
+    """Return the shapes of every dynamic input; append a problem for each dimension without a range."""
     axes = _axes(inputs)
     ranges = {symbol: next(iter(_ranges_of(symbol, axes, profile).values()), None) for symbol in _symbols(inputs)}
     result = {}
@@ -140,7 +140,7 @@ def _complete(
 def _beyond(
     inputs: Sequence[OnnxTensorSpec], profile: ResolvedProfile, ranges: Mapping[str, MinOptMax], where: str
 ) -> Iterator[Problem]:
-    """Yield the symbols that may become larger than the model takes."""
+    """Yield a problem for each symbol whose range exceeds the model's limit."""
     for spec in inputs:
         for axis, dim in enumerate(spec.shape):
             if isinstance(dim, str) and dim in ranges and profile[spec.name].max[axis] > ranges[dim][2]:
@@ -149,7 +149,7 @@ def _beyond(
 
 
 def _axes(inputs: Sequence[OnnxTensorSpec]) -> dict[str, int | str]:
-    """Map `<input>.<axis>` to the size or symbol there."""
+    """Map `<input>.<axis>` to its size or symbol."""
     return {f"{spec.name}.{axis}": dim for spec in inputs for axis, dim in enumerate(spec.shape)}
 
 
@@ -159,14 +159,14 @@ def _symbols(inputs: Sequence[OnnxTensorSpec]) -> list[str]:
 
 
 def _faults(inputs: Sequence[OnnxTensorSpec], profile: Profile, where: str) -> list[Problem]:
-    """Return what is wrong with the keys of one profile."""
+    """Return the problems of one profile's keys."""
     problems = [_key_fault(key, value, inputs, f"{where}.{key}") for key, value in profile.items()]
     problems += [_conflict(symbol, _axes(inputs), profile, where) for symbol in _symbols(inputs)]
     return [problem for problem in problems if problem is not None]
 
 
 def _conflict(symbol: str, axes: Mapping[str, int | str], profile: Profile, where: str) -> Problem | None:
-    """Return which ranges of one symbol differ, None if they agree."""
+    """Return a problem if one symbol has different ranges; None if they agree."""
     ranges_by_key = _ranges_of(symbol, axes, profile)
     if len({(sizes.min, sizes.opt, sizes.max) for sizes in ranges_by_key.values()}) < 2:
         return None
@@ -175,7 +175,7 @@ def _conflict(symbol: str, axes: Mapping[str, int | str], profile: Profile, wher
 
 
 def _key_fault(key: str, value: DimRange | ShapeRange, inputs: Sequence[OnnxTensorSpec], where: str) -> Problem | None:
-    """Return what is wrong with one key of a profile, None if it fits."""
+    """Return the problem of one profile key; None if it is valid."""
     by_name = {spec.name: spec for spec in inputs}
     if isinstance(value, ShapeRange):
         if key in by_name:
@@ -193,7 +193,7 @@ def _key_fault(key: str, value: DimRange | ShapeRange, inputs: Sequence[OnnxTens
 
 
 def _shape_fault(spec: OnnxTensorSpec, value: ShapeRange, where: str) -> Problem | None:
-    """Return where the shapes contradict the input's own rank or static sizes."""
+    """Return a problem if the shapes contradict the input's rank or static sizes."""
     if len(value.min) != len(spec.shape):
         return Problem(f"`{spec.name}` has rank {len(spec.shape)}, the shapes have rank {len(value.min)}", where)
     for axis, dim in enumerate(spec.shape):
@@ -228,7 +228,7 @@ def _by_dims(
     problems: list[Problem],
     usual: _Usual,
 ) -> ProfileShapes:
-    """Compose the shapes of one input from the ranges of its dimensions."""
+    """Build the shapes of one input from the ranges of its dimensions."""
     dims = []
     for axis, dim in enumerate(spec.shape):
         if isinstance(dim, int):
@@ -246,7 +246,7 @@ def _by_dims(
 
 
 def _example(spec: OnnxTensorSpec) -> str:
-    """Return a shape of an input as `--shapes` takes it, of usual sizes."""
+    """Return an input's shape in typical sizes, in the syntax of `--shapes`."""
     edge = 640 if len(spec.shape) == 4 else 128
     sizes = [dim if isinstance(dim, int) else edge if axis else 1 for axis, dim in enumerate(spec.shape)]
     return f"{spec.name}:{'x'.join(map(str, sizes))}"

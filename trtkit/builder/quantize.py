@@ -1,4 +1,4 @@
-"""Quantize a model into a folder of its own, atomically."""
+"""Quantize a model into its own folder, atomically."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NOT_SCORED = ScoringRequest()
 
 
 def read_float_model(quantized: Path) -> FloatModel | None:
-    """Return what an ONNX file was quantized from, as noted next to it; None if nothing is, or it is damaged."""
+    """Return the record of the float model, stored next to a quantized ONNX file; None if it is missing or damaged."""
     record = quantized.with_name(RECORD)
     try:
         with open_regular(record) as file:
@@ -50,9 +50,9 @@ def read_float_model(quantized: Path) -> FloatModel | None:
 
 @dataclass(frozen=True)
 class QuantizeResult:
-    """A quantized model. path: its folder. options: how it was quantized. quantized: details.
+    """A quantized model. path: its folder. options: of the quantization. quantized: details.
 
-    float_model: what a vision model was quantized from, which `verify` compares it with.
+    float_model: the original of a vision model, which `verify` compares it with.
     """
 
     path: Path
@@ -74,23 +74,23 @@ class QuantizeResult:
 
     @property
     def source(self) -> dict[str, str]:
-        """The `source` of a config to build from: `hf` with a checkpoint, or `onnx` with a file."""
+        """The `source` section of a config that builds it: `hf` with a checkpoint, or `onnx` with a file."""
         is_checkpoint = (self.path / "config.json").is_file()
         return {"hf": str(self.path)} if is_checkpoint else {"onnx": str(self.path / "model.onnx")}
 
     def __str__(self) -> str:
-        """Return where it is, how it is quantized, and its size."""
+        """Return its path, method and size."""
         return f"{self.path}: {self.options.method}, {self.size_bytes / 2**20:.1f} MiB"
 
 
 def quantize_model(
     config: ModelConfig, out: Path | None, runner: Runner, scoring: ScoringRequest = NOT_SCORED
 ) -> QuantizeResult:
-    """Quantize the model of `config` as its `quantize` section asks, into the folder `out`.
+    """Quantize the model of `config` by its `quantize` section, into the folder `out`.
 
-    out: `quantized/NAME-METHOD` if None.
-    An LLM becomes a Hugging Face checkpoint in ModelOpt's form, a vision model an ONNX file with Q/DQ.
-    Raises TrtkitError; `out` is then as it was.
+    out: `quantized/NAME-METHOD` if None. An LLM becomes a Hugging Face checkpoint in ModelOpt's form, a vision model an
+    ONNX file with Q/DQ.
+    Raises TrtkitError; `out` is then left unchanged.
     """
     model = resolve(config)
     config = model.config
@@ -115,7 +115,7 @@ def quantize_model(
 
 
 def _float_model(config: ModelConfig, runner: Runner) -> FloatModel:
-    """Return what is quantized, as it is found from any folder."""
+    """Return the record of the original model, with absolute paths."""
     assert config.quantize is not None
     source, calibration = config.source, config.quantize.calibration
     paths = {key: _absolute(getattr(source, key)) for key in ("onnx", "hf")}
@@ -133,7 +133,7 @@ def _absolute(path: str | None) -> str | None:
 
 
 def _check_scored(model: StagedModel, fallback: str | None) -> None:
-    """Refuse models whose layers are not scored one by one, and unknown fallbacks. Raises ConfigError."""
+    """Refuse models whose layers cannot be scored, and unknown fallbacks. Raises ConfigError."""
     if model.interface == "arrays":
         fix = "remove --sensitivity, --budget and --html; `trtkit verify --layers` shows a vision model's losses"
         raise ConfigError(SUMMARY, [Problem("only language models can be scored layer by layer", "quantize", fix)])
@@ -144,7 +144,7 @@ def _check_scored(model: StagedModel, fallback: str | None) -> None:
 
 
 def _check_target(model: StagedModel, fallback: str | None) -> None:
-    """Refuse types that the target's GPUs cannot compute in, if it names any. Raises ConfigError."""
+    """Refuse types that the target's GPUs, if it names any, do not support. Raises ConfigError."""
     options, target = model.config.quantize, load_target(model.config.target)
     assert options is not None
     if model.interface == "arrays":
@@ -153,7 +153,7 @@ def _check_target(model: StagedModel, fallback: str | None) -> None:
 
 
 def _check_whole(model: StagedModel) -> None:
-    """Refuse models of several parts, which no one folder holds. Raises ConfigError."""
+    """Refuse models of several parts, which cannot be quantized into one folder. Raises ConfigError."""
     options = model.config.quantize
     assert options is not None
     if len(model.part_names) == 1:

@@ -1,4 +1,4 @@
-"""Weights that are checked as they are read, and tell how far the reading is."""
+"""Weights that are checked and counted as they are read, for progress reports."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _INTERVAL_S = 0.1
 
 
 class Reported(Mapping[str, Any]):
-    """Weights by path, fp64 ones in fp32. Raises SourceError for one that is not finite when it is read.
+    """Weights by path; fp64 is converted to fp32. Raises SourceError on reading one that is not finite.
 
-    where: what errors call the source.
+    where: the source's name in errors.
     """
 
     def __init__(self, weights: Mapping[str, Any], report: Listener, where: str = "") -> None:
@@ -50,7 +50,7 @@ class Reported(Mapping[str, Any]):
 
 @contextmanager
 def stored_names(weights: Mapping[str, object], where: str) -> Iterator[None]:
-    """Name the weight that the network cannot hold as its file does."""
+    """Report errors about weights under the names in their file."""
     try:
         yield
     except NetworkError as error:
@@ -61,6 +61,6 @@ def stored_names(weights: Mapping[str, object], where: str) -> Iterator[None]:
 
 
 def _stored_name(weights: Mapping[str, object], path: str) -> str:
-    """Return what the source calls a weight, the path itself if it cannot tell."""
+    """Return a weight's name in the source; the path itself if the source has no names."""
     name_of = getattr(weights, "name_of", None)
     return path if name_of is None else str(name_of(path))

@@ -1,4 +1,4 @@
-"""Whether memory and disk can hold a build, asked before it starts."""
+"""Check before a build whether memory and disk suffice."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from trtkit.errors import BuildError
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
 
-# Next to the weights: Python, TensorRT and the buffers of a build.
+# In addition to the weights: Python, TensorRT and the buffers of a build.
 _BASE_MEMORY_BYTES = 600 * 2**20
-# Times the fp32 weights that an export to ONNX and its care take at least. ViT-B/16 took 9.3 times, 15.5 in fp16; large
-# models skip steps that ONNX's limit of 2 GiB does not allow.
+# Lower bound for the memory of an export to ONNX, in copies of the fp32 weights. ViT-B/16 took 9.3, 15.5 in fp16; large
+# models skip steps because of ONNX's limit of 2 GiB.
 _EXPORT_COPIES = 4
-# Plans and ONNX files hold more than weights.
+# Plans and ONNX files hold more than the weights.
 _FILE_FACTOR = 1.05
 
 
 @dataclass(frozen=True)
 class BuildLoad:
-    """What a build has to hold.
+    """What a build needs room for.
 
-    engine_bytes: weights in the engines' type. exported: how many go through ONNX. file_bytes: theirs in ONNX files.
-    layer_bytes: weights that the bundle holds once more, for the reference executor, since they are not in the source
-        as the network has them: those that change type or go through ONNX.
+    engine_bytes: weights in the engines' type.
+    exported: number of parameters exported through ONNX.
+    file_bytes: their size in ONNX files.
+    layer_bytes: weights stored in the bundle again for the reference executor, because the source does not have them as
+        in the network: they change type or are exported through ONNX.
     """
 
     engine_bytes: int
@@ -37,26 +39,26 @@ class BuildLoad:
 
     @property
     def memory_bytes(self) -> int:
-        """Needed at least. The builder copies the weights once; export and build are one after the other."""
+        """Minimum memory. The builder copies the weights once; export and build run one after the other."""
         return max(2 * self.engine_bytes, _EXPORT_COPIES * 4 * self.exported) + _BASE_MEMORY_BYTES
 
     @property
     def disk_bytes(self) -> int:
-        """Needed for plans, ONNX files and layers."""
+        """Disk space for plans, ONNX files and layers."""
         return int(_FILE_FACTOR * (self.engine_bytes + self.file_bytes + self.layer_bytes))
 
 
 def hybrid_load(parameters: int, exported: int, dtype: DType, converted: int = 0) -> BuildLoad:
-    """Return what a model is, some of whose weights go through ONNX. dtype: of the engines.
+    """Return the load of a model with `parameters` in all, `exported` of them through ONNX. dtype: of the engines.
 
-    converted: how many of the others are stored in another type.
+    converted: how many of the others change type.
     """
     file_bytes = dtype.size_bytes(exported)
     return BuildLoad(dtype.size_bytes(parameters), exported, file_bytes, dtype.size_bytes(exported + converted))
 
 
 def check_room(load: BuildLoad, folder: Path) -> None:
-    """Refuse a build that memory or the disk of `folder` cannot hold, before it starts. Raises BuildError."""
+    """Refuse a build that exceeds memory or the disk of `folder`, before it starts. Raises BuildError."""
     needed, available = load.memory_bytes, _available_memory_bytes()
     if available is not None and needed > available:
         what = f"about {_gib(needed)} GiB of memory needed, {_gib(available)} GiB free"
@@ -72,7 +74,7 @@ def _gib(size_bytes: int) -> str:
 
 
 def _available_memory_bytes() -> int | None:
-    """Return what the system says is available, None if it does not say."""
+    """Return the available memory as the system reports it; None if it does not."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def write_speculator(request: StageRequest, backend: Backend, context: JobContext) -> WrittenNetwork:
-    """Read the draft head, and the embedding that it shares with its model, and write its network."""
+    """Read the draft head and the embedding that it shares with its model; write its network."""
     steps = Steps(context.report)
     context.report(Phase("read speculator"))
     opened = open_decoder(resolved_model(request), request.quantized)

@@ -1,4 +1,4 @@
-"""The draft head that a config names: which models and configs can have one, and its folder opened."""
+"""Open the draft head that a config names, and check which models and configs support one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KEY = "llm.speculator"
 
 @dataclass(frozen=True, eq=False)
 class SpeculatorFolder:
-    """What a draft head's folder holds. fields: of config.json, at `where`. stored: its arrays by name."""
+    """The contents of a draft head's folder. fields: of config.json, at `where`. stored: its arrays by name."""
 
     path: str
     where: str
@@ -41,7 +41,7 @@ class SpeculatorFolder:
 
 
 class JoinedWeights(Mapping[str, Array]):
-    """Weights of two sources by path, read when asked for."""
+    """Weights of two sources by path, read lazily."""
 
     def __init__(self, weights: Mapping[str, Array], others: Mapping[str, Array]) -> None:
         self._weights, self._others = weights, others
@@ -59,11 +59,11 @@ class JoinedWeights(Mapping[str, Array]):
 
 @dataclass(frozen=True, eq=False)
 class OpenedSpeculator:
-    """A draft head with its files open. ids: [V'], the model's token of each of the head's.
+    """A draft head with its files open. ids: [V'], the model's token id of each token of the head.
 
-    fusion, arrays: weights by path, of the model's network and of the head's. borrowed: the head's weights that are
-    the model's, by path, and their paths there. layer_fields: the config of its layers, as of a model, if its kind has
-    them.
+    fusion: weights by path for the model's network. arrays: weights by path for the head's network. borrowed: paths of
+    the head's weights that come from the model, to their paths there. layer_fields: the config of the head's layers in
+    the form of a model's, if its kind has layers.
     """
 
     spec: SpeculatorSpec
@@ -74,12 +74,12 @@ class OpenedSpeculator:
     layer_fields: Fields = field(default_factory=dict)
 
     def weights(self, of_model: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the weights of the draft head's network by path. of_model: the model's by path."""
+        """Return the weights of the head's network by path. of_model: the model's weights by path."""
         return JoinedWeights(self.arrays, {path: of_model[name] for path, name in self.borrowed.items()})
 
 
 class _KindBuild(Protocol):
-    """The `build.py` of a kind of draft heads."""
+    """Interface of the `build.py` of a kind of draft head."""
 
     @staticmethod
     def open_folder(folder: SpeculatorFolder, target: DecoderSpec) -> OpenedSpeculator: ...
@@ -90,7 +90,7 @@ def open_config_speculator(
 ) -> OpenedSpeculator | None:
     """Open the draft head that the config names; None if it names none.
 
-    Raises ConfigError for a model or config that no head fits, and what `open_speculator` does.
+    Raises ConfigError if the model or config does not support it, and what `open_speculator` raises.
     """
     folder = _folder(config)
     if folder is None:
@@ -106,9 +106,9 @@ def open_config_speculator(
 
 
 def _folder(config: ModelConfig) -> Path | None:
-    """Return the folder of the draft head that the config names, which may be the model's own; None if it names none.
+    """Return the folder of the config's draft head, which may be the model's own; None if the config names none.
 
-    Raises ConfigError if the head is to be in the model's own weights, and these are not in a Hugging Face folder.
+    Raises ConfigError for a built-in head if the model's weights are not in a Hugging Face folder.
     """
     name = None if config.llm is None else config.llm.speculator
     if name != BUILT_IN:
@@ -120,7 +120,7 @@ def _folder(config: ModelConfig) -> Path | None:
 
 
 def _obstacles(config: ModelConfig, spec: DecoderSpec) -> Iterator[str]:
-    """Yield why no draft head of any kind can guess tokens of a model."""
+    """Yield why a model cannot have a draft head of any kind."""
     if grid_of(config) != SINGLE:
         yield "`parallel`: hidden states and caches of a head are not shared by several ranks"
     if config.llm is not None and config.llm.inputs == "embeds":
@@ -135,7 +135,7 @@ def _obstacles(config: ModelConfig, spec: DecoderSpec) -> Iterator[str]:
 
 
 def speculator_size(config: ModelConfig, opened: OpenedSpeculator) -> DecoderSize:
-    """Return what a draft head takes: its cache, its weights with those that it borrows, and the model's for it."""
+    """Return a draft head's size: its cache, its weights including borrowed ones, and the model's weights for it."""
     dtype, spec = dtype_of(config.precision), opened.spec
     sizes = {weight.path: math.prod(weight.shape) for weight in (*spec.network_weights(), *spec.fusion_weights())}
     held, borrowed = sum(sizes.values()), sum(sizes[path] for path in opened.borrowed)
@@ -149,7 +149,10 @@ def speculator_size(config: ModelConfig, opened: OpenedSpeculator) -> DecoderSiz
 
 @reader
 def folder_kind(folder: Path) -> str:
-    """Return a draft head's kind. Raises SourceError for a folder that is missing, holds pickles or is not a head's."""
+    """Return a draft head's kind.
+
+    Raises SourceError if the folder is missing, holds pickles or is not a draft head's.
+    """
     path = speculator_config(folder)
     return kind_of(read_json(path), str(path))
 
@@ -158,8 +161,8 @@ def folder_kind(folder: Path) -> str:
 def open_speculator(folder: Path, target: DecoderSpec) -> OpenedSpeculator:
     """Open a draft head for the model `target`.
 
-    Raises what `folder_kind` does, ProblemsError for weights that are missing, have another shape or are unknown, and
-    for a head that was made for another model.
+    Raises what `folder_kind` raises, and ProblemsError for missing, unknown or misshaped weights and for a head that
+    was made for another model.
     """
     path = speculator_config(folder)
     fields = read_json(path)
@@ -168,10 +171,10 @@ def open_speculator(folder: Path, target: DecoderSpec) -> OpenedSpeculator:
 
 
 def tree_obstacles(spec: DecoderSpec, depth: int, length: int) -> Iterator[str]:
-    """Yield why a model cannot read trees of guesses, up to `depth` of them in a row, in slots of `length` tokens.
+    """Yield why a model cannot verify trees of guesses, `depth` deep, in slots of `length` tokens.
 
-    In the cache, a guess may lie further from its ancestors than it is in the sequence, so layers whose scores depend
-    on how far keys are would be wrong.
+    A guess may be further from its ancestors in the cache than in the sequence, so layers whose scores depend on the
+    distance of keys would compute wrong values.
     """
     if spec.states:
         yield "recurrent states read one token after another"

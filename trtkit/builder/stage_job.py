@@ -1,6 +1,6 @@
-"""The job that writes one stage's network and lets TensorRT build it, whoever writes it.
+"""The job that writes one stage's network and builds it with TensorRT, whoever the writer is.
 
-Only what TensorRT itself needs is imported here: this process's peak memory is the build's.
+It imports only what TensorRT needs: this process's peak memory is the build's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def build_stage(request: StageRequest, context: JobContext) -> StageResult:
-    """Write a stage's network, describe it at its `opt` shapes, and build it if a plan is requested."""
+    """Write a stage's network, describe it at its `opt` shapes, and build it if the request names a plan."""
     backend, options, write = load_backend(request.backend), request.options, stage_writer(request)
     started = time.perf_counter()
     network = write(request, backend, context)
@@ -59,14 +59,14 @@ def build_stage(request: StageRequest, context: JobContext) -> StageResult:
 
 
 def _save_layers(request: StageRequest, backend: Backend, network: WrittenNetwork) -> tuple[int, ...] | None:
-    """Write the network's layers for the reference executor; None if it has plugins, which only TensorRT runs."""
+    """Write the network's layers for the reference executor; None if it has plugins, which only TensorRT can run."""
     from trtkit.network.layer_file import LayerFiles, save_layers
     from trtkit.network.layer_graph import read_layers
 
     assert request.plan is not None
     try:
         layers = read_layers(backend, network.definition, network.constants)
-    except ExecutionError:  # of types that TensorRT does not hand out
+    except ExecutionError:  # of types that TensorRT does not return
         if request.stage.onnx is None:
             raise
         from trtkit.network.onnx.parse import constants_from_onnx
@@ -81,7 +81,7 @@ def _save_layers(request: StageRequest, backend: Backend, network: WrittenNetwor
 
 
 def stage_writer(request: StageRequest) -> Callable[[StageRequest, Backend, JobContext], WrittenNetwork]:
-    """Return what writes the stage's network; the others are not imported."""
+    """Return the stage's network writer; the others are not imported."""
     match request.stage.writer:
         case "parser":
             from trtkit.builder.parsed_stage import write_parsed
@@ -102,7 +102,7 @@ def stage_writer(request: StageRequest) -> Callable[[StageRequest, Backend, JobC
 
 
 def list_kernels(request: StageRequest, context: JobContext) -> StageKernels:
-    """Write and build a stage; return its network at the `opt` shapes of each profile, and the kernels of its plan."""
+    """Write and build a stage; return its network at each profile's `opt` shapes, and the kernels of its plan."""
     assert request.plan is not None
     backend = load_backend(request.backend)
     network = stage_writer(request)(request, backend, replace(context, severity="VERBOSE"))

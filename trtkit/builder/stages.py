@@ -1,6 +1,6 @@
-"""What goes between the steps of a build: a stage prepared, and a stage whose network was written.
+"""What passes between the steps of a build: a prepared stage, and a stage whose network is written.
 
-Nothing here imports pydantic: the process that builds an engine spares its 12 MiB and 0.1 s.
+It does not import pydantic, which would cost the build process 12 MiB and 0.1 s.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """The ONNX parts of a stage, as one file.
+    """The ONNX parts of a stage as one file.
 
-    path: with custom ops as functions. parsed: what TensorRT parses, the same or with custom ops as plugins.
-    plugins: the ops to register before. grid_samples: node and mode of each GridSample, to check the parser.
+    path: the file with custom ops as functions.
+    parsed: the file for TensorRT's parser: the same, or with custom ops as plugins.
+    plugins: ops to register before parsing.
+    grid_samples: node and mode of each GridSample, for checking the parser's result.
     """
 
     path: Path
@@ -43,7 +45,7 @@ class OnnxFile:
 
     @property
     def files(self) -> list[Path]:
-        """Every file of it, external data too."""
+        """All its files, including external data."""
         paths = dict.fromkeys((self.path, self.parsed))
         return [file for path in paths for file in (path, Path(f"{path}.data")) if file.exists()]
 
@@ -52,8 +54,9 @@ class OnnxFile:
 class PreparedStage:
     """A stage before its network is written.
 
-    onnx: None if the network API writes all of it. profiles: of its own inputs; a decoder's follow from its network.
-    opt_shapes: the shapes that the network is described at.
+    onnx: None if the network API writes all of it.
+    profiles: of its own inputs; a decoder's are derived from its network.
+    opt_shapes: the shapes at which the network is described.
     """
 
     name: str
@@ -86,14 +89,14 @@ class PlanFile:
 
 
 def plan_files(bundle: Bundle) -> tuple[PlanFile, ...]:
-    """Return the engines of a bundle's stages, in order."""
+    """Return the engines of a bundle's stages in order."""
     digests = {record.path: record.sha256 for record in bundle.manifest.engines}
     return tuple(PlanFile(bundle.path / stage.engine, digests[stage.engine]) for stage in bundle.manifest.stages)
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """How TensorRT builds: the config's `build` section and the target's GPUs, any if none is named."""
+    """TensorRT build options: the config's `build` section and the target's GPUs, empty for any."""
 
     compute_capabilities: tuple[int, ...]
     optimization_level: int
@@ -105,12 +108,14 @@ class PlanOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StageRequest:
-    """A stage to write, and to build if `plan` names a file.
+    """A stage to write, and to build if `plan` is set.
 
-    config: the ModelConfig as JSON, for writers that read the source. folder: the bundle under construction.
-    quantized: the checkpoint that was made of the config's source; None if the source itself is read.
-    rank: of the config's grid, for the decoder. sources: the model's files, as the manifest lists them.
-    images: what the images of a vision-language model need of the decoder.
+    config: the ModelConfig as JSON, for writers that read the source.
+    folder: the bundle being built.
+    quantized: the checkpoint made from the config's source; None to read the source itself.
+    rank: of the config's grid, for the decoder.
+    sources: the model's files as listed in the manifest.
+    images: what a vision-language model's images require of the decoder.
     """
 
     stage: PreparedStage
@@ -127,11 +132,13 @@ class StageRequest:
 
 @dataclass(frozen=True)
 class DecoderSize:
-    """What a language model weighs, in the engine's precision; KV of one slot is at the engine's full length.
+    """A language model's size in the engine's precision; KV bytes per slot are for the engine's full length.
 
-    parameters: of the whole model; the rest is what one rank holds. state_bytes_per_slot: recurrent states.
-    most_tokens: that a head can guess in a step; None for any number, and for other networks. vocab_size: V.
-    has_read_only_caches: whether the network gives new keys and values, which its runtime keeps.
+    parameters: of the whole model; all other fields are per rank.
+    state_bytes_per_slot: recurrent states.
+    most_tokens: that a draft head can guess per step; None for no limit, and for other networks.
+    vocab_size: V.
+    has_read_only_caches: whether the network returns new keys and values, which its runtime writes to the caches.
     """
 
     model_type: str
@@ -147,7 +154,7 @@ class DecoderSize:
 
 @dataclass(frozen=True)
 class BuiltPlan:
-    """A plan as it was written. peak_memory_mib: of the process that built it."""
+    """A written plan. peak_memory_mib: of the build process."""
 
     size_bytes: int
     sha256: str
@@ -158,10 +165,11 @@ class BuiltPlan:
 
 @dataclass(frozen=True)
 class StageResult:
-    """A stage's network, described, and its plan if it was built.
+    """A stage's described network, and its plan if it was built.
 
-    part_layers: how many layers each part has. inputs: what a decoder's writer knows of them; empty for other stages.
-    layer_sources: numbers of the sources that hold weights of the layers' file; None if none was written.
+    part_layers: number of layers of each part.
+    inputs: facts about a decoder's inputs; empty for other stages.
+    layer_sources: indices of the sources that hold weights of the layer file; None if no layer file was written.
     """
 
     network: NetworkRecord
@@ -179,7 +187,10 @@ class StageResult:
 
 @dataclass(frozen=True)
 class StageKernels:
-    """What a stage's networks became. records: described at the `opt` shapes of each profile. kernels: of them all."""
+    """The networks and kernels of a built stage.
+
+    records: described at each profile's `opt` shapes. kernels: of all profiles.
+    """
 
     records: tuple[NetworkRecord, ...]
     kernels: tuple[EngineKernel, ...]
@@ -189,9 +200,9 @@ class StageKernels:
 class WrittenNetwork:
     """A network ready to be described and built.
 
-    weight_bytes: about what the plan will hold; None for what the description counts. size: a language model's, from
-    the weight bytes that the description counts. quantized, kv_cache: how the writer quantized layers and caches.
-    inputs: what the writer knows of them. constants: weights that TensorRT does not hand out, by layer.
+    weight_bytes: approximate plan size; None to use the description's count. size: computes a language model's size
+    from the description's weight bytes. quantized, kv_cache: quantization of layers and caches. inputs: facts recorded
+    by the writer. constants: by layer, weights that TensorRT does not return.
     """
 
     definition: Any
@@ -212,7 +223,7 @@ class WrittenNetwork:
     def of_decoder(
         cls, graph: Graph, stage: PreparedStage, profiles: tuple[ResolvedProfile, ...], size: DecoderSize
     ) -> WrittenNetwork:
-        """Return a decoder's network, or that of its head, as written into `graph`."""
+        """Return the network of a decoder or its draft head, written into `graph`."""
         return cls(
             graph.network,
             graph.builder,
@@ -228,19 +239,19 @@ class WrittenNetwork:
 
 
 def layers_file(plan: Path) -> Path:
-    """Return where the layers of a plan's network lie, as data."""
+    """Return the path of a plan's layer file, which holds the network as data."""
     return plan.with_suffix(".layers.json")
 
 
 def quantized_files(bundle: Path) -> list[Path]:
-    """Return the quantized checkpoint's weights and config, in order; empty if the build quantized none."""
+    """Return the quantized checkpoint's weights and config in order; empty if the build quantized none."""
     return sorted(path for path in (bundle / QUANTIZED).glob("*") if path.suffix in (".safetensors", ".json"))
 
 
 def bundle_stages(bundle: Bundle) -> tuple[PreparedStage, ...]:
-    """Return a bundle's stages as they were prepared, files at their place in the bundle.
+    """Return a bundle's stages as they were prepared, with paths in the bundle.
 
-    Custom ops are functions: what TensorRT parsed instead was needed for the build only.
+    Custom ops are functions: the variant with plugins was needed for the build only.
     """
 
     def onnx(stage_onnx: Any) -> OnnxFile | None:

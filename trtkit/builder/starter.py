@@ -1,4 +1,4 @@
-"""A first config for a model, with comments: what its file or folder says of it, and sizes to correct."""
+"""A commented starter config for a model, filled in from its file or folder, with sizes for the user to adjust."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PIXELS = {"min": 320, "opt": 640, "max": 960, "multiple_of": 32}
 _LENGTH = [1, 128, 512]
 _SIZES = "Sizes as `[min, opt, max]`; correct them: these are guesses."
 _CONTEXT, _PREFILL = 4096, 512
-_RESAMPLING = {"2": "bilinear", "3": "bicubic"}  # Pillow's numbers
+_RESAMPLING = {"2": "bilinear", "3": "bicubic"}  # Pillow's filter numbers
 _OPTIONAL = {
     "arrays": """\
 # quantize: {method: int8, calibration: {data: FOLDER_OF_IMAGES}}
@@ -53,8 +53,8 @@ _OPTIONAL = {
 def starter_config(path: str, folder: Path) -> str:
     """Return a commented YAML config for a model. Raises ConfigError, SourceError.
 
-    path: a shipped config, an .onnx or .gguf file, or a folder that transformers or TensorRT-LLM saved.
-    folder: where the config will be written; a model below it is named relative to it.
+    path: a shipped config, an .onnx or .gguf file, or a folder saved by transformers or TensorRT-LLM.
+    folder: where the config will be written; a model inside it gets a relative path.
     """
     model = Path(path).expanduser()
     if path in shipped_configs() or file_kind(model) == "config":
@@ -72,18 +72,18 @@ def starter_config(path: str, folder: Path) -> str:
 
 
 def _relative(model: Path, folder: Path) -> str:
-    """Return a path as a config in `folder` names it."""
+    """Return a path as it is written in a config in `folder`."""
     model, folder = model.resolve(), folder.resolve()
     return str(model.relative_to(folder) if model.is_relative_to(folder) else model)
 
 
 def _onnx(path: Path) -> Data:
-    """Return the profile that an ONNX file's dynamic dimensions need, and what Ultralytics wrote into the file."""
+    """Return the profile for an ONNX file's dynamic dimensions, and the settings that Ultralytics stored in it."""
     config = resolve(config_for_source("onnx", path)).config
     ranges: Data = {}
     for spec in graph_inputs(read_graph(path)):
         ranges |= dict(_ranges(spec))
-    if config.profiles:  # the size of an Ultralytics model's pictures
+    if config.profiles:  # the image size of an Ultralytics model
         batch = [(key, sizes) for key, sizes in ranges.items() if sizes is _BATCH]
         ranges = {**dict(batch), **{key: sizes.max for key, sizes in config.profiles[0].items()}}
     sections = config.model_dump(mode="json", include={"preprocess", "task"}, exclude_unset=True, exclude_none=True)
@@ -91,7 +91,7 @@ def _onnx(path: Path) -> Data:
 
 
 def _ranges(spec: OnnxTensorSpec) -> Iterator[tuple[str, object]]:
-    """Yield a range for each dynamic dimension, by its name if that says something."""
+    """Yield a range for each dynamic dimension, under its name if that is meaningful."""
     is_image = len(spec.shape) == 4 and dtype_of(spec.dtype).is_float
     for axis, dim in enumerate(spec.shape):
         if isinstance(dim, str):
@@ -105,7 +105,7 @@ def _gguf(path: Path) -> Data:
 
 
 def _folder(path: Path) -> Data:
-    """Return what the config.json of a folder says."""
+    """Return the settings found in a folder's config.json."""
     fields = json_object(path / "config.json")
     model = resolve(config_for_source(source_kind(path), path))
     if model.interface == "tokens":
@@ -121,7 +121,7 @@ def _folder(path: Path) -> Data:
 
 
 def _llm(fields: Mapping[str, object]) -> Data:
-    """Return the size of an engine that no model is too small for."""
+    """Return an engine size that every model supports."""
     limit = fields.get("max_position_embeddings") or fields.get("n_positions") or fields.get("max_target_positions")
     length = min(_CONTEXT, limit) if isinstance(limit, int) and limit > 0 else _CONTEXT
     prefill = min(_PREFILL, length, most_new_tokens(dict(fields)) or _PREFILL)
@@ -130,7 +130,7 @@ def _llm(fields: Mapping[str, object]) -> Data:
 
 
 def _preprocess(processor: Mapping[str, object]) -> Data:
-    """Return how an image processor of transformers resizes and normalizes; empty if it says it in other words."""
+    """Return resizing and normalization of a transformers image processor; empty if its form is not known."""
     size, crop = _mapping(processor.get("size")), _mapping(processor.get("crop_size"))
     section: Data = {}
     if "height" in size and "width" in size:
@@ -147,7 +147,7 @@ def _preprocess(processor: Mapping[str, object]) -> Data:
 
 
 def _mapping(value: object) -> Data:
-    """Return a JSON object's fields, none if the value is anything else."""
+    """Return a JSON object's fields; empty if the value is not an object."""
     return value if isinstance(value, dict) else {}
 
 
@@ -158,12 +158,15 @@ _WIDTH = 100
 
 
 def commented_yaml(data: Mapping[str, object], notes: Mapping[str, str]) -> str:
-    """Return `data` as YAML, each key below its description. notes: more about a key, by its dotted path."""
+    """Return `data` as YAML with each key under its description.
+
+    notes: additions to a key's description, by dotted path.
+    """
     return "\n".join(_lines(data, ModelConfig, "", notes)) + "\n"
 
 
 def comment(text: str, indent: str = "") -> list[str]:
-    """Return a text as lines of a comment."""
+    """Return a text as comment lines."""
     start = f"{indent}# "
     return textwrap.wrap(text, _WIDTH, initial_indent=start, subsequent_indent=start, break_on_hyphens=False)
 
@@ -183,7 +186,7 @@ def _lines(data: Mapping[str, object], model: type[BaseModel], path: str, notes:
 
 
 def _dumped(entry: Mapping[str, object], *, is_flat: bool) -> list[str]:
-    """Return one key and its value as YAML; lists and mappings of plain values on one line."""
+    """Return one key and its value as YAML, lists and mappings of plain values on one line."""
     style = False if is_flat else None
     text = yaml.safe_dump(dict(entry), sort_keys=False, allow_unicode=True, width=_WIDTH, default_flow_style=style)
     return text.splitlines()

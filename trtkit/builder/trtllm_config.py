@@ -1,7 +1,7 @@
 """The config.json of a TensorRT-LLM checkpoint, from a model's spec.
 
-Fields: TensorRT-LLM's `models/*/config.py`, release 1.2, and what ModelOpt's `export_tensorrt_llm_checkpoint` writes.
-What is written is read back: a model that its fields do not describe in full is refused.
+Fields: TensorRT-LLM's `models/*/config.py`, release 1.2, and ModelOpt's `export_tensorrt_llm_checkpoint`. The written
+config is read back: a model that its fields do not describe completely is refused.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 FORMAT = "TensorRT-LLM's checkpoints"
 SHARES_TABLE = ("gemma", "gemma2", "gemma3_text")
-"""Families whose checkpoints have no head of their own: TensorRT-LLM takes the embedding."""
+"""Families whose checkpoints have no separate LM head: TensorRT-LLM uses the embedding."""
 _USUAL_POSITIONS = 2048
 _QWEN_LENGTH = 8192
-"""What TensorRT-LLM says of models that do not state `seq_length`."""
+"""TensorRT-LLM's default for models that do not state `seq_length`."""
 _SCALED = ("default", "linear", "llama3", "longrope")
 _TOLERANCE = 1e-12
 _ACTIVATIONS = {"relu2": "squared-relu"}
-"""TensorRT-LLM's names by transformers'."""
+"""TensorRT-LLM's activation names by transformers' names."""
 
 
 def architecture_of(model_type: str, where: str) -> str:
-    """Return TensorRT-LLM's name of a family. Raises SourceError for one that it does not have."""
+    """Return TensorRT-LLM's name of a family. Raises SourceError if it has none."""
     if not any(family.model_type == model_type for family in FAMILIES.values()):
         known = ", ".join(sorted({family.model_type for family in FAMILIES.values()}))
         raise SourceError(f"{FORMAT} have no family for `model_type` `{model_type}`", where, f"known: {known}")
@@ -49,9 +49,9 @@ def architecture_of(model_type: str, where: str) -> str:
 
 
 def checkpoint_config(fields: Fields, spec: DecoderSpec, dtype: str, grid: Grid, where: str) -> Fields:
-    """Return the config of a checkpoint that is not quantized. fields: of the model's config.json.
+    """Return the config of an unquantized checkpoint. fields: of the model's config.json.
 
-    dtype: NumPy's name of the weights' type. Raises SourceError for what the format does not express.
+    dtype: NumPy's name of the weights' type. Raises SourceError for what the format cannot express.
     """
     layer = next((one for one in spec.layers if one.attention.sliding_window is None), spec.layers[0])
     attention, part = layer.attention, layer.feed_forward
@@ -93,12 +93,12 @@ def _mapping(grid: Grid, *, has_experts: bool) -> Fields:
 
 
 def shares_table(spec: DecoderSpec, grid: Grid) -> bool:
-    """Whether the checkpoint has no head of its own. The last of several pipeline stages always has one."""
+    """Whether the checkpoint has no LM head of its own. The last of several pipeline stages always has one."""
     return spec.head.is_tied and spec.model_type in SHARES_TABLE and grid.pipeline == 1
 
 
 def _positions(spec: DecoderSpec, attention: AttentionSpec, where: str) -> Fields:
-    """Return how positions are told apart."""
+    """Return the fields of the position embedding."""
     rope = attention.rope
     if rope is None:
         if attention.has_alibi:
@@ -114,7 +114,7 @@ def _positions(spec: DecoderSpec, attention: AttentionSpec, where: str) -> Field
 
 
 def _scaling(rope: RopeSpec, where: str) -> Fields:
-    """Return how rotary embeddings are scaled to longer sequences."""
+    """Return the fields that scale rotary embeddings to longer sequences."""
     numbers = {name: list(one) if isinstance(one, tuple) else one for name, one in rope.parameters.items()}
     if rope.scaling not in _SCALED:
         what = f"`rope_type` is `{rope.scaling}`, which is not exported"
@@ -138,7 +138,7 @@ def _mixture(part: MoeSpec) -> Fields:
 
 
 def _particular(fields: Fields, spec: DecoderSpec, attention: AttentionSpec) -> Fields:
-    """Return the fields that only some families have."""
+    """Return the fields specific to a family."""
     kind = spec.model_type
     if kind.startswith("qwen"):
         return {"qwen_type": kind, "seq_length": _QWEN_LENGTH}
@@ -165,18 +165,18 @@ def _particular(fields: Fields, spec: DecoderSpec, attention: AttentionSpec) -> 
 
 
 def _soft_caps(spec: DecoderSpec, attention: AttentionSpec) -> Fields:
-    scalar = round(attention.scale**-2, 6)  # 256 ** -0.5 squared is not 1 / 256 to the bit
+    scalar = round(attention.scale**-2, 6)  # 256 ** -0.5 squared is not exactly 1 / 256
     return {"inter_layernorms": True, "query_pre_attn_scalar": scalar, "final_logit_softcapping": spec.head.softcap}
 
 
 def _windows(spec: DecoderSpec) -> Fields:
-    """Return Gemma 3's sliding layers: all but each `pattern`th."""
+    """Return the fields of Gemma 3's sliding layers: all except each `pattern`th."""
     windows = [layer.attention.sliding_window for layer in spec.layers]
     sliding = next((layer.attention for layer in spec.layers if layer.attention.sliding_window is not None), None)
     pattern = windows.index(None) + 1 if None in windows else len(windows) + 1
     local = None if sliding is None or sliding.rope is None else sliding.rope.theta
     window = None if sliding is None else sliding.sliding_window
-    # Releases name the pattern with and without the underscore.
+    # Releases spell the pattern with and without the underscore.
     return {
         "_sliding_window_pattern": pattern,
         "sliding_window_pattern": pattern,
@@ -186,7 +186,10 @@ def _windows(spec: DecoderSpec) -> Fields:
 
 
 def check_expressed(config: Fields, spec: DecoderSpec, tensors: Collection[str], where: str) -> None:
-    """Raise ProblemsError naming what a reader of the checkpoint would compute otherwise. tensors: names in it."""
+    """Raise ProblemsError for everything that a reader of the checkpoint would compute differently.
+
+    tensors: their names.
+    """
     check_config(config, where)
     read = decoder_spec(hf_config(config, tensors), where)
     stored = replace(spec, head=replace(spec.head, is_tied="lm_head.weight" not in tensors))
@@ -204,7 +207,7 @@ def check_expressed(config: Fields, spec: DecoderSpec, tensors: Collection[str],
 
 
 def _differences(name: str, one: object, other: object) -> Iterator[tuple[str, object, object]]:
-    """Yield where two JSON values differ, by dotted name."""
+    """Yield the differences between two JSON values, with their dotted names."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in sorted(one.keys() | other.keys()):
             yield from _differences(f"{name}.{key}".lstrip("."), one.get(key), other.get(key))

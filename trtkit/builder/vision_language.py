@@ -1,4 +1,4 @@
-"""The vision tower of a vision-language model: a stage before its language model."""
+"""The vision tower of a vision-language model: the stage before its language model."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from trtkit.models.vision_language.spec import VisionSpec
     from trtkit.network.onnx.io import OnnxTensorSpec
 
-# What transformers reads for an image processor.
+# The files that transformers reads for an image processor.
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 @dataclass(frozen=True)
 class OpenedVision:
-    """A vision tower that is to be built. images: how a prompt holds its soft tokens."""
+    """A vision tower ready to be built. images: how a prompt holds its soft tokens."""
 
     spec: VisionSpec
     stage: TowerStage
@@ -83,7 +83,7 @@ def _images_record(spec: VisionSpec, limits: VisionLimits) -> ImagesRecord:
 
 
 def _tower_stage(config: ModelConfig, spec: VisionSpec, limits: VisionLimits, folder: Path) -> TowerStage:
-    """Return the stage of the tower: a torch module that gives `soft_tokens`."""
+    """Return the tower's stage: a torch module that returns `soft_tokens`."""
     most = limits.tokens if spec.layout == "patches" else limits.images
     usual = max(1, most // 4) if spec.layout == "patches" else 1
     options = config.vision or VisionOptions()
@@ -118,7 +118,7 @@ def _tower_stage(config: ModelConfig, spec: VisionSpec, limits: VisionLimits, fo
 
 
 def _most_tokens(folder: Path, fields: dict[str, Any], config: ModelConfig) -> int:
-    """Return the tokens of the largest image that the image processor lets through, as far as a slot holds them."""
+    """Return the token count of the largest image that the image processor allows, limited by the slot."""
     vision, room = fields["vision_config"], (config.llm or LlmOptions()).max_sequence_length
     image_fields, joint = (json_object(folder / name) for name in PROCESSOR_FILES)
     processor = image_fields or joint.get("image_processor", {})
@@ -131,7 +131,7 @@ def _most_tokens(folder: Path, fields: dict[str, Any], config: ModelConfig) -> i
 
 
 def _check(spec: VisionSpec, fields: dict[str, Any], folder: Path) -> None:
-    """Raise ProblemsError where tower and language model do not fit each other."""
+    """Raise ProblemsError if tower and language model do not match."""
     text, where = fields["text_config"], str(folder / "config.json")
     problems = []
     if spec.image_token_id >= int(text["vocab_size"]):
@@ -146,7 +146,7 @@ def _check(spec: VisionSpec, fields: dict[str, Any], folder: Path) -> None:
 
 
 def _check_blocks(spec: VisionSpec, limits: VisionLimits) -> None:
-    """Raise ConfigError where a call of the language model cannot hold an image whose tokens see each other."""
+    """Raise ConfigError if a call of the language model cannot hold an image whose tokens attend to each other."""
     tokens = spec.tokens_per_image
     if spec.traits.has_whole_images and tokens > limits.prefill:
         what = f"{limits.prefill} is below the {tokens} tokens of an image, which see each other"
@@ -155,7 +155,7 @@ def _check_blocks(spec: VisionSpec, limits: VisionLimits) -> None:
 
 
 def check_calibration(tower: TowerStage) -> None:
-    """Refuse images as calibration data of a tower that takes each at its own size. Raises QuantizeError."""
+    """Refuse images as calibration data for a tower that takes images at their own sizes. Raises QuantizeError."""
     options = tower.quantize
     if tower.images is None or tower.images.layout != "patches" or options is None or not needs_data(options.method):
         return
@@ -167,9 +167,9 @@ def check_calibration(tower: TowerStage) -> None:
 
 
 def pixel_samples(tower: TowerStage, files: Sequence[Path], _inputs: Sequence[OnnxTensorSpec]) -> list[Sample]:
-    """Return a sample [1, C, H, W] of each picture, or of each tile of all images, as the image processor gives them.
+    """Return a sample [1, C, H, W] of each picture, or of each tile of each image, from the image processor.
 
-    Raises RequestError for what is not an image.
+    Raises RequestError for files that are not images.
     """
     assert tower.images is not None
     reader = ImageReader(tower.images, tower.folder)

@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from trtkit.network.input_spec import ResolvedProfile
 
 _WRITTEN = ("decoder", "speculator")
-"""Who writes networks from the language model's checkpoint."""
+"""Stages written from the language model's checkpoint."""
 
 
 @dataclass(frozen=True)
 class WrittenModel:
-    """All stages, written and perhaps built. ranks: of a decoder that several share, each one's result by rank.
+    """All stages, written and possibly built. ranks: each rank's result, by rank, for a decoder that several share.
 
-    results: by stage; of a decoder that several ranks share, the first one's.
+    results: by stage; that of the first rank for a shared decoder.
     """
 
     prepared: Prepared
@@ -62,7 +62,7 @@ class WrittenModel:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """What was done, in order."""
+        """All steps that were done, in order."""
         return (*self.prepared.steps, *(step for result in self.all_results for step in result.steps))
 
     @property
@@ -72,17 +72,17 @@ class WrittenModel:
 
     @property
     def profiles(self) -> tuple[ResolvedProfile, ...]:
-        """The shapes of the model's own inputs: a language model's follow from its network."""
+        """The profiles of the model's own inputs; a language model's are derived from its network."""
         return self.prepared.profiles or self.results[-1].profiles
 
 
 def plan_name(stage: str, rank: int | None = None) -> str:
-    """Return where a stage's plan lies in the bundle. rank: of a grid; None if the stage has one engine."""
+    """Return the path of a stage's plan in the bundle. rank: of a grid; None if the stage has one engine."""
     return f"engines/{stage}.plan" if rank is None else f"engines/{stage}.rank{rank}.plan"
 
 
 def plan_names(model: StagedModel) -> tuple[str, ...]:
-    """Return where the plans of all stages and ranks lie, as `WrittenModel.all_results` lists them."""
+    """Return the paths of all stages' and ranks' plans, in the order of `WrittenModel.all_results`."""
     count, decoder = grid_of(model.config).ranks, model.stages[-1].name
     if count == 1:
         return tuple(plan_name(stage.name) for stage in model.stages)
@@ -91,7 +91,7 @@ def plan_names(model: StagedModel) -> tuple[str, ...]:
 
 
 def write_stages(inputs: BuildInputs, folder: Path, runner: Runner, *, builds: bool) -> WrittenModel:
-    """Write every stage's network in `folder`; `builds`: let TensorRT build it too."""
+    """Write every stage's network in `folder`. builds: whether to build it with TensorRT too."""
     if builds:
         _check_quantization(inputs)
         if inputs.tower is not None:
@@ -106,7 +106,7 @@ def write_stages(inputs: BuildInputs, folder: Path, runner: Runner, *, builds: b
 
 
 def prepare_stages(inputs: BuildInputs, folder: Path, runner: Runner) -> Prepared:
-    """Write the ONNX files of all stages that have ONNX parts; quantize the checkpoint that an LLM is written from."""
+    """Write the ONNX files of stages with ONNX parts, and quantize an LLM's checkpoint if configured."""
     model = inputs.model
     if model.interface == "arrays":
         return runner.run(PREPARE, PrepareRequest(model.config, folder, inputs.uses_plugins))
@@ -123,7 +123,7 @@ def prepare_stages(inputs: BuildInputs, folder: Path, runner: Runner) -> Prepare
 
 
 def _write_all(inputs: BuildInputs, prepared: Prepared, folder: Path, runner: Runner, *, builds: bool) -> WrittenModel:
-    """Write every stage's network, and every rank's of a decoder, one after another; built if requested."""
+    """Write the networks of every stage, and of every rank of a decoder, one after another; build them if requested."""
     count, results, ranks = grid_of(inputs.config).ranks, [], []
     for stage in prepared.stages:
         request = stage_request(inputs.config, inputs.target, inputs.backend, stage, folder)
@@ -139,14 +139,14 @@ def _write_all(inputs: BuildInputs, prepared: Prepared, folder: Path, runner: Ru
 
 
 def _of_rank(rank: int, result: StageResult) -> StageResult:
-    """Return a rank's result, its steps named after the rank."""
+    """Return a rank's result with its steps named after the rank."""
     return replace(result, steps=tuple(replace(step, name=f"rank {rank} {step.name}") for step in result.steps))
 
 
 def stage_request(
     config: ModelConfig, target: Target, backend: str, stage: PreparedStage, folder: Path
 ) -> StageRequest:
-    """Return the request that writes a stage without building it."""
+    """Return the request for writing a stage without building it."""
     options = config.build
     return StageRequest(
         stage=stage,
@@ -166,7 +166,7 @@ def stage_request(
 
 
 def _check_quantization(inputs: BuildInputs) -> None:
-    """Refuse types that the target cannot compute in, before any work. Raises ConfigError."""
+    """Refuse types that the target does not support, before any work. Raises ConfigError."""
     config, model, target = inputs.config, inputs.model, inputs.target
     if config.quantize is None:
         return
@@ -189,7 +189,7 @@ def _is_of_tower(name: str) -> bool:
 
 
 def tower_load(model: StagedModel, opened: Tower) -> BuildLoad:
-    """Return what the build has to hold at least: both networks in their precision, quantized weights as they are.
+    """Return the minimum load of the build: both networks in their precision, stored quantized weights at their size.
 
     A language model that the build quantizes first is counted when it is written.
     """
@@ -205,7 +205,7 @@ def tower_load(model: StagedModel, opened: Tower) -> BuildLoad:
 
 
 def run_stage(runner: Runner, request: StageRequest) -> StageResult:
-    """Write a stage, and build it if it asks so. Raises UnsupportedOperatorsError with every node that is refused."""
+    """Write a stage, and build it if requested. Raises UnsupportedOperatorsError with every unsupported node."""
     try:
         return runner.run(BUILD_STAGE, request)
     except UnsupportedOperatorsError as first:
@@ -221,7 +221,7 @@ def run_stage(runner: Runner, request: StageRequest) -> StageResult:
 
 
 def processor_files(model: StagedModel) -> tuple[str, ...]:
-    """Return the files of the source that say how images or audio become inputs."""
+    """Return the source's files that define preprocessing of images or audio."""
     if model.takes_images:
         return vision_language.PROCESSOR_FILES
     return encoder.PROCESSOR_FILES if model.has_encoder else ()

@@ -1,1 +1,1 @@
-"""A bundle: the folder that holds an engine and all that is known of it."""
+"""A bundle: the folder that holds an engine and its metadata."""

@@ -1,4 +1,4 @@
-"""A bundle: a folder that holds an engine and all that is needed to know, check and rebuild it."""
+"""A bundle: a folder with an engine and everything needed to inspect, check and rebuild it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Bundle(HasPage):
     manifest: Manifest
 
     def __repr__(self) -> str:
-        """Return where it is and what it holds, on one line."""
+        """Return its path and contents on one line."""
         size = sum(record.size_bytes for record in self.manifest.engines) / 2**20
         config = self.manifest.config
         return f"Bundle({str(self.path)!r}: {self.manifest.name}, {config.precision}, engine {size:.1f} MiB)"
@@ -59,7 +59,7 @@ class Bundle(HasPage):
 
     @property
     def is_one_file(self) -> bool:
-        """Whether one ONNX file is the whole model."""
+        """Whether the whole model is one ONNX file."""
         parts = [part for stage in self.manifest.stages for part in stage.parts]
         return len(parts) == 1 and parts[0].kind == "onnx"
 
@@ -69,9 +69,9 @@ class Bundle(HasPage):
         return self.path / QUANTIZED if self.manifest.quantized else None
 
     def layers(self, stage: str = "", rank: int = 0) -> LayerGraph | None:
-        """Return the layers of a stage's network, by default the last one's; None if it has plugins.
+        """Return the layers of a stage's network, by default the last stage's; None if it has plugins.
 
-        Raises BundleError if they, or a source that holds weights of them, have changed since the build.
+        Raises BundleError if they, or a source that holds some of their weights, have changed since the build.
         """
         record = self.manifest.stage(stage) if stage else self.manifest.stages[-1]
         layers_record = record.networks[rank].layers
@@ -110,13 +110,13 @@ class Bundle(HasPage):
             raise BundleError(f"the layers cannot be read: {_first_line(error)}", str(file), _REBUILD) from None
 
     def check_files(self) -> None:
-        """Check the digest of every file: a plan is code. Raises BundleError."""
+        """Check the digests of all networks and engines: a plan is code. Raises BundleError."""
         self.check_network()
         for record in self.manifest.engines:
             check_file(self.path, record)
 
     def check_sources(self, digests: Collection[str]) -> None:
-        """Check that the sources, which are not in the bundle, are still those that it was built from.
+        """Check that the sources, which are outside the bundle, have not changed since the build.
 
         digests: SHA-256 of each file. Raises BundleError.
         """
@@ -127,7 +127,7 @@ class Bundle(HasPage):
     def check_network(self, *, reads_layers: bool = False) -> None:
         """Check the digests of the networks' files. Raises BundleError.
 
-        reads_layers: leave out what `layers` reads, and checks then.
+        reads_layers: skip files that `layers` reads, since it checks them.
         """
         left_out = self.manifest.layers_read() if reads_layers else set()
         for record in self.manifest.network_files():
@@ -135,7 +135,7 @@ class Bundle(HasPage):
                 check_file(self.path, record)
 
     def check_contents(self) -> None:
-        """Check the digests of the small files; refuse unlisted files in folders that are read completely.
+        """Check the digests of the small files; refuse unlisted files in subfolders that hold listed ones.
 
         Raises BundleError.
         """
@@ -153,7 +153,7 @@ class Bundle(HasPage):
                     raise BundleError("the manifest does not list this file", str(path), "remove it")
 
     def file_names(self) -> list[str]:
-        """Return all files in the manifest except itself and known requests, relative to the bundle."""
+        """Return the manifest's files, relative to the bundle, except itself and the known requests."""
         manifest = self.manifest
         return [record.path for record in (*manifest.network_files(), *manifest.engines, *manifest.files)]
 
@@ -164,7 +164,7 @@ def is_bundle(path: Path) -> bool:
 
 
 def is_bundle_folder(path: str) -> bool:
-    """Whether `path` is a folder that can only be a bundle: names of shipped configs and folders of models are not."""
+    """Whether `path` is a bundle, or a folder that is neither a model nor named like a shipped config."""
     folder = Path(path)
     is_model = path in shipped_configs() or (folder / "config.json").is_file()
     return is_bundle(folder) or (folder.is_dir() and not is_model)
@@ -217,7 +217,7 @@ def _no_bundle(path: Path) -> BundleError:
 
 
 def check_file(folder: Path, record: FileRecord) -> None:
-    """Compare one file with its record. Raises BundleError where it is missing, outside or changed."""
+    """Compare one file with its record. Raises BundleError if it is missing, outside the bundle or changed."""
     path = folder / record.path
     try:
         if not path.resolve().is_relative_to(folder.resolve()):
@@ -232,7 +232,7 @@ def check_file(folder: Path, record: FileRecord) -> None:
 
 
 def check_source(record: FileRecord) -> None:
-    """Compare a source, which is not in the bundle, with its record. Raises BundleError where it has changed."""
+    """Compare a source, which is outside the bundle, with its record. Raises BundleError if it has changed."""
     try:
         sha256 = sha256_of(Path(record.path))
     except OSError as error:
@@ -242,7 +242,7 @@ def check_source(record: FileRecord) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write `data` so that readers see the old file or the new one. Raises OSError."""
+    """Write `data` atomically: readers see either the old file or the new one. Raises OSError."""
     replace_file(path, f"{json.dumps(data, indent=1)}\n".encode())
 
 

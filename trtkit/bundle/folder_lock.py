@@ -1,4 +1,4 @@
-"""Fill a folder atomically, by one process at a time."""
+"""Fill a folder atomically, under a lock against other processes."""
 
 import contextlib
 import fcntl
@@ -12,18 +12,18 @@ from trtkit.files import exchange, open_lock, remove_tree
 
 @contextlib.contextmanager
 def atomic_folder(path: Path, *, replaces: str) -> Iterator[Path]:
-    """Yield a temporary folder next to `path` that takes its place when the block ends well, and goes when it does not.
+    """Yield a temporary folder next to `path` that replaces it if the block succeeds, and is removed if it fails.
 
-    replaces: the file that a folder must hold to be replaced. Raises BundleError where `path` is in use by another
-    build, holds something else, or its parent cannot be written.
+    replaces: the file that an existing folder must hold to be replaced. Raises BundleError if `path` is in use by
+    another build or holds something else, or if its parent is not writable.
     """
     if path.is_dir() and (path.is_symlink() or not path.name):
-        path = path.resolve()  # a link to a bundle stays a link; `.` has no name to put a neighbour's after
+        path = path.resolve()  # a link to a bundle stays a link; `.` has no name to derive the neighbor's from
     with locked(path):
         _recover(path)
         _check_replaceable(path, replaces)
         partial = path.parent / f".{path.name}.partial"
-        remove_tree(partial)  # left by a killed build: the lock says that nobody fills it
+        remove_tree(partial)  # left by a killed build: the lock guarantees that nobody is filling it
         try:
             partial.mkdir()
         except OSError as error:
@@ -38,12 +38,12 @@ def atomic_folder(path: Path, *, replaces: str) -> Iterator[Path]:
 
 
 def _old(path: Path) -> Path:
-    """Return where the earlier folder stands between two renames."""
+    """Return where the old folder is between the two renames."""
     return path.parent / f".{path.name}.old"
 
 
 def _swap(partial: Path, path: Path) -> None:
-    """Replace `path` by `partial`: in one step if the file system can, else by two renames."""
+    """Replace `path` by `partial`: in one step if the file system supports it, else by two renames."""
     if path.exists() and not exchange(partial, path):
         path.rename(_old(path))
     if partial.exists() and not path.exists():
@@ -52,7 +52,7 @@ def _swap(partial: Path, path: Path) -> None:
 
 
 def _recover(path: Path) -> None:
-    """Put back the folder that a build killed between its two renames left under another name."""
+    """Restore the folder that a build left under another name when it was killed between its two renames."""
     old = _old(path)
     if old.is_dir() and not old.is_symlink() and not path.exists() and not path.is_symlink():
         old.rename(path)
@@ -60,7 +60,7 @@ def _recover(path: Path) -> None:
 
 
 def _check_replaceable(path: Path, marker: str) -> None:
-    """Refuse to replace what trtkit did not write."""
+    """Refuse to replace a folder that trtkit did not write."""
     if path.is_dir() and (not any(path.iterdir()) or (path / marker).is_file()):
         return
     if path.exists() or path.is_symlink():
@@ -69,9 +69,10 @@ def _check_replaceable(path: Path, marker: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, busy: str = "another build is writing this folder", option: str = "--output") -> Iterator[None]:
-    """Hold `path`'s lock file; the system frees it when the process dies.
+    """Hold `path`'s lock file; the system releases it when the process dies.
 
-    Raises BundleError that says `busy` while another has it. option: that chooses the folder.
+    Raises BundleError with the text `busy` while another process holds it. option: the command-line option that chooses
+    the folder.
     """
     lock = path.parent / f".{path.name}.lock"
     new_parents = [parent for parent in path.parents if not parent.exists()]
@@ -93,7 +94,7 @@ def locked(path: Path, busy: str = "another build is writing this folder", optio
 
 
 def _acquire(lock: Path) -> int:
-    """Lock the file at `lock`; a file that another holder removed meanwhile is no longer the lock."""
+    """Lock the file at `lock`; retry if its last holder has removed it, since it is then no longer the lock."""
     while True:
         descriptor = open_lock(lock)
         try:
@@ -107,7 +108,7 @@ def _acquire(lock: Path) -> int:
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Remove the folders, innermost first, that nothing was put into."""
+    """Remove those of the folders that are empty, innermost first."""
     with contextlib.suppress(OSError):
         for folder in folders:
             folder.rmdir()

@@ -1,4 +1,4 @@
-"""One request whose answer is known: computed where the bundle is, asked of a server that serves it."""
+"""Known requests: inputs with the outputs that an engine must return, to check a server with."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ FILE, _FIX = "known.json", "remove it and deploy the bundle again"
 
 @dataclass(frozen=True, eq=False)
 class KnownRequest:
-    """Inputs and the outputs that they must give; text is an object array of bytes.
+    """Inputs and their expected outputs; text is an object array of bytes.
 
-    tolerance: relative RMS error of floating-point outputs, all others are equal.
+    tolerance: relative RMS error of floating-point outputs; all others must be equal.
     """
 
     inputs: Mapping[str, Array]
@@ -36,9 +36,9 @@ class KnownRequest:
 
 
 def read_known(bundle: Bundle, names: Collection[str] = (), outputs: Collection[str] = ()) -> KnownRequest | None:
-    """Return a request that a model with inputs `names` takes and with `outputs` answers; None if there is none.
+    """Return a request whose inputs are among `names` and whose outputs are among `outputs`; None if there is none.
 
-    Any where no names are given. Raises BundleError where the file is damaged.
+    Without names, any fits. Raises BundleError if the file is damaged.
     """
     requests = read_all_known(bundle)
     return next(
@@ -47,7 +47,7 @@ def read_known(bundle: Bundle, names: Collection[str] = (), outputs: Collection[
 
 
 def read_all_known(bundle: Bundle) -> list[KnownRequest]:
-    """Return the bundle's known requests. Raises BundleError where the file is damaged."""
+    """Return the bundle's known requests. Raises BundleError if the file is damaged."""
     file, record = bundle.path / FILE, open_bundle(bundle.path).manifest.known
     if not file.exists():
         return []
@@ -60,14 +60,14 @@ def read_all_known(bundle: Bundle) -> list[KnownRequest]:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         if data["build_key"] != bundle.manifest.build_key:
-            return []  # of an engine that was here before
+            return []  # of an earlier engine
         return [_request(request) for request in data["requests"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BundleError(f"cannot be read: {error}", str(file), _FIX) from None
 
 
 def write_known(bundle: Bundle, requests: list[KnownRequest]) -> None:
-    """Put requests and answers into the bundle."""
+    """Write the known requests into the bundle."""
     encoded = [
         {"inputs": _encoded(request.inputs), "outputs": _encoded(request.outputs), "tolerance": request.tolerance}
         for request in requests
@@ -77,7 +77,7 @@ def write_known(bundle: Bundle, requests: list[KnownRequest]) -> None:
 
 
 def list_known(bundle: Bundle) -> None:
-    """Put the digest of the bundle's known requests into its manifest."""
+    """Record the digest of the bundle's known requests in its manifest."""
     file = bundle.path / FILE
     record = FileRecord(path=FILE, size_bytes=file.stat().st_size, sha256=sha256_of(file))
     manifest = open_bundle(bundle.path).manifest.model_copy(update={"known": record})

@@ -1,4 +1,4 @@
-"""A bundle's `manifest.json`: what was asked, what it was made with, what came out."""
+"""A bundle's `manifest.json`: its config, tools and sources, and the resulting model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SCHEMA_VERSION = 4
 
 
 class ModelRecord(StrictModel):
-    """What is known of a model once its networks are written. inputs, outputs, profiles: the model's own."""
+    """Record of a model whose networks are written. inputs, outputs, profiles: the model's own."""
 
     config: ModelConfig
     target: Target
@@ -49,9 +49,9 @@ class ModelRecord(StrictModel):
 
 
 class Manifest(ModelRecord):
-    """The whole of `manifest.json`.
+    """The contents of `manifest.json`.
 
-    build_key: SHA-256 over everything the plan follows from. verify: the last verification, None before.
+    build_key: SHA-256 of everything that the plan depends on. verify: the last verification; None before the first.
     """
 
     schema_version: Literal[4] = 4
@@ -81,7 +81,7 @@ class Manifest(ModelRecord):
 
     @property
     def interface(self) -> Interface:
-        """Whether the model takes and gives arrays, or is a decoder of tokens."""
+        """Whether the model takes and returns arrays, or is a decoder of tokens."""
         return "arrays" if self.decoder is None else "tokens"
 
     @property
@@ -91,26 +91,26 @@ class Manifest(ModelRecord):
 
     @property
     def encoder(self) -> EncoderRecord | None:
-        """What the encoder of an encoder-decoder model takes; None for other models."""
+        """The encoder of an encoder-decoder model; None for other models."""
         return None if self.decoder is None else self.decoder.encoder
 
     @property
     def images(self) -> ImagesRecord | None:
-        """How a vision-language model writes images in its prompts; None for models without images."""
+        """How a vision-language model represents images in prompts; None for models without images."""
         return None if self.decoder is None else self.decoder.images
 
     def stage(self, name: str) -> StageRecord:
         return next(stage for stage in self.stages if stage.name == name)
 
     def network_files(self) -> list[FileRecord]:
-        """Return the records of what the networks are made from: ONNX files, tables, a quantized checkpoint, layers."""
+        """Return the records of the networks' files: ONNX files, tables, a quantized checkpoint, layers."""
         parsed = (file for stage in self.stages if stage.onnx is not None for file in stage.onnx.files)
         table = None if self.decoder is None else self.decoder.embeddings
         return [*parsed, *([] if table is None else [table]), *self.quantized, *self._layer_files()]
 
     @property
     def needs_source(self) -> bool:
-        """Whether the reference executor reads the source: weights that lie there, or to write a network again."""
+        """Whether the reference executor needs the source, for weights or to write a network again."""
         networks = [(stage.writer, network.layers) for stage in self.stages for network in stage.networks]
         return any(
             writer != "parser" if layers is None else any(number < len(self.sources) for number in layers.sources)
@@ -118,7 +118,7 @@ class Manifest(ModelRecord):
         )
 
     def layers_read(self) -> set[str]:
-        """Return the paths in the bundle that `Bundle.layers` reads, and checks, of all networks that it holds."""
+        """Return the paths of the bundle's files that `Bundle.layers` reads and checks, over all networks."""
         records = [network.layers for stage in self.stages for network in stage.networks if network.layers is not None]
         numbers = {number - len(self.sources) for layers in records for number in layers.sources}
         quantized = (self.quantized[number] for number in numbers if number >= 0)

@@ -1,4 +1,4 @@
-"""What a manifest says of files, stages, inputs and outputs, and of a language model's parts."""
+"""The manifest's records: files, stages, inputs and outputs, and the parts of a language model."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ class FileRecord(StrictModel):
 class IoRecord(StrictModel):
     """A network input or output; -1 is a dynamic size.
 
-    axes: the role of each axis, of a language model's inputs. feeder: where an input's values come from: a request,
-    the scheduler that places its tokens, a KV cache, or an earlier stage. updated: of a cache, the output that holds
-    its new contents.
+    axes: the role of each axis of a language model's input. feeder: where an input's values come from: a request, the
+    scheduler, a KV cache, or an earlier stage. updated: for a cache, the output with its new contents.
     """
 
     name: str
@@ -40,13 +39,13 @@ class IoRecord(StrictModel):
 
     @property
     def spec(self) -> InputSpec:
-        """What the network knew of an input whose axes are recorded."""
+        """The spec of an input whose axes are recorded."""
         assert self.feeder is not None
         axes = tuple(Axis(role, size) for role, size in zip(self.axes, self.shape, strict=True))
         return InputSpec(self.name, self.dtype, axes, self.feeder, self.updated)
 
     def tensor_spec(self) -> OnnxTensorSpec:
-        """Return it with a symbol of its own for every dynamic dimension."""
+        """Return the tensor's spec, with a separate symbol for each dynamic dimension."""
         from trtkit.network.onnx.io import OnnxTensorSpec
 
         shape = (f"{self.name}.{axis}" if size == -1 else size for axis, size in enumerate(self.shape))
@@ -54,7 +53,7 @@ class IoRecord(StrictModel):
 
 
 class BackendRecord(StrictModel):
-    """The TensorRT library that built the plan; only the same one can load it."""
+    """The TensorRT library that built the plan; only the same version can load it."""
 
     name: Literal["tensorrt", "tensorrt_rtx"]
     version: str
@@ -71,7 +70,7 @@ class BuildMetrics(StrictModel):
 
 
 class PortRecord(StrictModel):
-    """A tensor that a part takes or gives; a symbol is a size known at run time."""
+    """An input or output of a part; a symbol is a size known at run time."""
 
     name: str
     dtype: str
@@ -81,8 +80,8 @@ class PortRecord(StrictModel):
 class PartRecord(StrictModel):
     """A part of a stage.
 
-    kind: `onnx` was parsed from the stage's ONNX file, `network` was written by the network API.
-    feeds: by input, where it comes from: an input of the model, or `part.output`. layers: of its network.
+    kind: `onnx` if parsed from the stage's ONNX file, `network` if written by the network API. feeds: the source of
+    each input: an input of the model, or `part.output`. layers: of its network.
     """
 
     name: str
@@ -94,11 +93,11 @@ class PartRecord(StrictModel):
 
 
 class OnnxRecord(StrictModel):
-    """The ONNX parts of a stage, as one file.
+    """The ONNX parts of a stage as one file.
 
-    path: with custom ops as functions, which is verified and runs in ONNX Runtime. parsed: what TensorRT parsed, the
-    same or with custom ops as plugins. files: both, and the data next to them. grid_samples: node and mode of each
-    GridSample, to check the parser.
+    path: the file with custom ops as functions, used by verification and ONNX Runtime. parsed: what TensorRT parsed:
+    the same file, or one with custom ops as plugins. files: both, with their external data. grid_samples: node and mode
+    of each GridSample, for checking the parser's result.
     """
 
     path: str
@@ -110,8 +109,8 @@ class OnnxRecord(StrictModel):
 class LayersRecord(StrictModel):
     """A network's layers, which the reference executor runs without TensorRT and without the model's source.
 
-    layers: the JSON file. weights: those that no source holds; None if the sources hold all.
-    sources: numbers of the sources, then of the quantized checkpoint's files, that hold weights.
+    layers: the JSON file. weights: the file of those that no source holds; None if the sources hold all. sources:
+    indices of the files that hold weights: the sources, then the quantized checkpoint's files.
     """
 
     layers: FileRecord
@@ -120,9 +119,9 @@ class LayersRecord(StrictModel):
 
 
 class RankRecord(StrictModel):
-    """One rank's network and engine of a decoder that several ranks share; see `parallel` in the config.
+    """One rank's network and engine of a decoder split over several ranks; see `parallel` in the config.
 
-    weight_bytes, kv_bytes_per_slot: what its GPU holds.
+    weight_bytes, kv_bytes_per_slot: on its GPU.
     """
 
     rank: int = Field(ge=0)
@@ -137,13 +136,13 @@ class RankRecord(StrictModel):
 
 
 class StageRecord(StrictModel):
-    """One network and its engine: the parts in it and the ONNX file of those that were parsed.
+    """One network and its engine, with its parts and the ONNX file of the parsed ones.
 
-    Stages run in order. Inputs and outputs are called as the model's own, or `part.output`: each stage takes what an
-    earlier one gives by the same name. writer: who made the network: TensorRT's parser, a family's parts, or the
-    decoder of language models. engine: the plan's path. layers: the network as data; None if it has plugins, which only
-    TensorRT runs. ranks: of a decoder that several share; the stage's own engine, layers, inputs and profiles are the
-    first one's, its outputs the last one's, its totals all of theirs.
+    Stages run in order. Inputs and outputs are named like the model's own, or `part.output`: a stage reads an earlier
+    stage's output of the same name. writer: what wrote the network: TensorRT's parser, a hybrid's parts, or the decoder
+    of language models. engine: the plan's path. layers: the network as data; None if it has plugins, which only
+    TensorRT runs. ranks: of a decoder that several share; then the stage's own engine, layers, inputs and profiles are
+    those of the first rank, its outputs those of the last, and its totals sums over all.
     """
 
     name: str
@@ -160,20 +159,20 @@ class StageRecord(StrictModel):
 
     @property
     def networks(self) -> tuple[StageRecord | RankRecord, ...]:
-        """Every rank's network and engine by rank; the stage itself if no ranks share it."""
+        """The networks and engines of all ranks; only the stage itself if it is not split over ranks."""
         return self.ranks or (self,)
 
 
 class ImagesRecord(StrictModel):
     """How a language model's prompt holds the soft tokens of the stage `vision`.
 
-    layout: an image is one picture, one between the tokens of `frame`, several tiles or crops, or as many patches as it
-    has. image_token_id: the placeholder of a soft token. tokens_per_image: of a picture or a tile; 0 where the size
-    decides, by groups of merge_size squared patches. pixel_shape: of the tower's first input without its first axis, -1
-    for dynamic sizes. window_size: tokens on the side of an attention window, 0 for none. has_grid_positions: M-RoPE.
-    max_images, max_tokens: of one call. max_block: tokens of neighbouring images, which see each other and are computed
-    in one call; 0 if tokens see earlier ones only. position_side: of the square of learned positions that is stretched
-    to an image's patches, 0 for none.
+    layout: an image is one picture, one picture between the tokens of `frame`, several tiles or crops, or as many
+    patches as its size gives. image_token_id: the placeholder of a soft token. tokens_per_image: of a picture or a
+    tile; 0 if it depends on the size, one per merge_size x merge_size patches. pixel_shape: of the tower's first input
+    without its first axis, -1 for dynamic sizes. window_size: side of an attention window in tokens, 0 for none.
+    has_grid_positions: M-RoPE. max_images, max_tokens: per call. max_block: tokens of adjacent images, which attend to
+    each other and are computed in one call; 0 if attention is causal. position_side: side of the square of learned
+    positions that is interpolated to an image's patches, 0 for none.
     """
 
     model_type: str
@@ -192,7 +191,7 @@ class ImagesRecord(StrictModel):
 
 
 class AudioRecord(StrictModel):
-    """Audio as an encoder takes it: log-mel features [1, mel_bins, frames], from `sampling_rate` samples a second."""
+    """Audio input of an encoder: log-mel features [1, mel_bins, frames] of `sampling_rate` samples per second."""
 
     mel_bins: int
     frames: int
@@ -200,10 +199,10 @@ class AudioRecord(StrictModel):
 
 
 class EncoderRecord(StrictModel):
-    """What the stage `encoder` takes and gives.
+    """Inputs and outputs of the stage `encoder`.
 
-    layers: of the decoder, each of which reads a key and a value of `length` places. audio: what it listens to; None if
-    it reads the token ids [1, S] of a text, up to `length` of them.
+    layers: of the decoder, each of which reads `length` keys and values. audio: its audio input; None if it reads the
+    token ids [1, S] of a text, up to `length` of them.
     """
 
     model_type: str
@@ -217,12 +216,12 @@ class EncoderRecord(StrictModel):
 
     @property
     def kind(self) -> str:
-        """What the model is called in errors."""
+        """The model's kind as named in errors."""
         return "an encoder-decoder model" if self.audio is None else "a speech recognizer"
 
 
 class SizeRecord(StrictModel):
-    """What a decoder-only network weighs, in the engine's precision; KV of one slot is at the engine's full length."""
+    """A decoder-only network's size in the engine's precision; KV bytes per slot are for the engine's full length."""
 
     parameters: int
     weight_bytes: int
@@ -232,11 +231,11 @@ class SizeRecord(StrictModel):
 
 
 class SpeculatorRecord(SizeRecord):
-    """What the stage `speculator` holds: the draft head.
+    """Contents of the stage `speculator`, the draft head.
 
-    model_type: its kind. weight_bytes: with its copies of the model's weights, and with the projection in the model's
-    network. kv_bytes_per_token, kv_bytes_per_slot: in addition to the model's. most_tokens: that it can guess in a
-    step; None for any number.
+    model_type: its kind. weight_bytes: including its copies of the model's weights and the projection in the model's
+    network. kv_bytes_per_token, kv_bytes_per_slot: in addition to the model's. most_tokens: that it can guess per step;
+    None for no limit.
     """
 
     model_type: str
@@ -247,10 +246,9 @@ class DecoderRecord(SizeRecord):
     """A decoder-only LLM.
 
     weight_bytes, kv_bytes_per_token, kv_bytes_per_slot, state_bytes_per_slot (recurrent states, and what layers read of
-    an encoder): what all ranks hold together.
-    has_read_only_caches: whether the network gives new keys and values, which its runtime keeps.
-    embeddings: the table that is read next to an engine which takes vectors. images: of a vision-language model.
-    encoder: of an encoder-decoder model. speculator: the draft head, if there is one.
+    an encoder): over all ranks. has_read_only_caches: whether the network returns new keys and values, which its
+    runtime writes to the caches. embeddings: the table of an engine that takes embeddings. images: of a vision-language
+    model. encoder: of an encoder-decoder model. speculator: the draft head, if there is one.
     """
 
     vocab_size: int
@@ -262,7 +260,7 @@ class DecoderRecord(SizeRecord):
 
 
 class VerificationRecord(BaseModel):
-    """The last verification: its report's JSON form without layers, of which only these fields are read."""
+    """The last verification: its report's JSON form without layers; only these fields are read."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 

@@ -46,7 +46,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic in newer releases only
-    """Numbers with commas between them, each above 0."""
+    """Comma-separated numbers, each above 0."""
 
     def __init__(self, kind: type[int] | type[float]) -> None:
         self.name, self._kind = "numbers", kind
@@ -67,7 +67,7 @@ _Option = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def _count(name: str, text: str, default: int | None = None, least: int = 1, old: str = "") -> _Option:
-    """Return an option for a whole number. old: what it was called, which is still the argument's name."""
+    """Return an option for an integer. old: its earlier name, which is still the argument's name."""
     names = (name, old.replace("-", "_")) if old else (name,)
     return click.option(
         *names,
@@ -81,13 +81,13 @@ def _count(name: str, text: str, default: int | None = None, least: int = 1, old
 
 
 def _amount(name: str, text: str, default: float, metavar: str = "N", *, is_open: bool = False) -> _Option:
-    """Return an option for a number from 0 on, or above it."""
+    """Return an option for a number that is at least 0, or above 0 if `is_open`."""
     kind = click.FloatRange(0, min_open=is_open)
     return click.option(name, type=kind, default=default, metavar=metavar, help=_help(text, default))
 
 
 def _help(text: str, default: float | None) -> str:
-    """Return help with the default if it is not nothing."""
+    """Return the help text with the default, if there is one."""
     return f"{text}  [default: {default:g}]" if default else text
 
 
@@ -98,7 +98,7 @@ _TRACE_HELP = "Replay a trace: Mooncake JSON lines or Azure CSV."
 _GOODPUT_HELP = "Latency objective: ttft, tpot or e2e in ms; repeatable."
 _BATCH_HELP = "Batch sizes.  [default: those of the profiles]"
 
-# Of ServingOptions: vision models have these too, or no benchmark does.
+# ServingOptions that vision models have too, or that no benchmark has.
 _FOR_ALL = ("runtime", "weight_budget_gib", "lora")
 LOAD_NAMES = (
     "trace", "speed", "rounds", "prompts", "input_tokens", "output_tokens", "input_deviation", "output_deviation",
@@ -134,20 +134,20 @@ _LOAD = (
     click.option("--seed", type=int, default=0, metavar="N", help="Seed of prompts and arrivals.  [default: 0]"),
 )
 SERVER_NAMES = ("concurrency", "request_rate", "arrivals", "requests", "objectives", "seed")
-"""Options of a load that a served network takes too."""
+"""Load options that apply to a served network too."""
 
 VISION_NAMES = ("batches", "min_runs", "min_seconds", "max_seconds", "warmup")
 
 
 def measure_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of both kinds of model."""
+    """Add the benchmark options of language and vision models to a command."""
     command = grouped("Load on a language model or a server", *_LOAD)(command)
     command = serving_options("run", without=("lora",))(command)
     return grouped("Rounds on a vision model", *_VISION)(command)
 
 
 def refuse_options(names: tuple[str, ...], why: str) -> None:
-    """Raise UsageError where one of the options was given."""
+    """Raise UsageError if one of the options was given."""
     context = click.get_current_context()
     by_name = {parameter.name: parameter for parameter in context.command.params}
     for name in names:
@@ -163,7 +163,7 @@ _LOAD_FIELDS = (
 
 
 def bench_request(bundle: Bundle, options: Mapping[str, Any], *, trusts_source: bool) -> BenchRequest:
-    """Return what the options request. Raises BenchError or UsageError for what cannot be measured."""
+    """Return the benchmark request for the options. Raises BenchError or UsageError for what cannot be measured."""
     from trtkit.benchmarking.metrics import parse_objectives
     from trtkit.benchmarking.request import BenchRequest, Load, ServedModel
     from trtkit.benchmarking.timing import Rules
@@ -194,7 +194,7 @@ def bench_request(bundle: Bundle, options: Mapping[str, Any], *, trusts_source: 
 
 
 def _refuse_meaningless(bundle: Bundle, options: Mapping[str, Any]) -> None:
-    """Raise UsageError for options that mean nothing for the bundle."""
+    """Raise UsageError for options that do not apply to the bundle."""
     if bundle.manifest.interface == "tokens":
         refuse_options(VISION_NAMES, "does not apply to language models")
         return
@@ -204,7 +204,7 @@ def _refuse_meaningless(bundle: Bundle, options: Mapping[str, Any]) -> None:
 
 
 def _refuse_contradictions(bundle: Bundle, load: Load, *, has_rivals: bool) -> None:
-    """Raise UsageError for options that exclude each other."""
+    """Raise UsageError for mutually exclusive options."""
     if len(load.arrival_fields) > 1:
         first, second = (f"--{name.replace('_', '-')}" for name in load.arrival_fields[:2])
         raise click.UsageError(f"{first} and {second} cannot be combined")
@@ -234,12 +234,12 @@ _KINDS = "torch, torch.compile, onnxruntime, transformers, or a bundle; repeatab
 
 
 class BenchCommand(GroupedCommand):
-    """`bench MODEL`, and `bench diff A B`."""
+    """`bench MODEL`, or `bench diff A B`."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Hand what follows `diff` to that command; keep the words, which a report has."""
+        """Pass the arguments after `diff` to that command; keep the command line for the report."""
         if args[:1] == ["diff"]:
             return diff.make_context(f"{info_name} diff", args[1:], parent, **extra)
         if len(args) > 2 and get_close_matches(args[0], ["diff"]) and not Path(args[0]).exists():
@@ -295,7 +295,7 @@ def command(
     words = shlex.join(["trtkit", "bench", *click.get_current_context().meta[WORDS]])
     with show_progress(quiet=quiet or as_json) as runner:
         opened, is_built = _opened(path, options["overrides"], options["target"], runner)
-        trusts_source = is_built or options["trust_source"]  # a config is code already
+        trusts_source = is_built or options["trust_source"]  # a config is trusted code anyway
         request = bench_request(opened, options, trusts_source=trusts_source)
         report = bench_bundle(opened, request, runner, words)
     _write(report, {"save": save, "csv": csv, "html": html}, aiperf)
@@ -303,7 +303,7 @@ def command(
 
 
 def _opened(path: str, overrides: Overrides, target: str | None, runner: Runner) -> tuple[Bundle, bool]:
-    """Return a bundle, or the one that a config is built into, and whether it is that."""
+    """Return a bundle, or the one built from a config, and whether it was built here."""
     from trtkit.builder.build import build_bundle
     from trtkit.bundle.bundle import Bundle
 
@@ -314,7 +314,7 @@ def _opened(path: str, overrides: Overrides, target: str | None, runner: Runner)
 
 
 def _write(report: Report, paths: dict[str, Path | None], aiperf: Path | None) -> None:
-    """Write the requested files, and say so."""
+    """Write the requested files and report them."""
     from trtkit.benchmarking.report import LlmReport, csv_text, report_text
     from trtkit.files import write_output
 

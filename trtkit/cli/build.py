@@ -75,7 +75,7 @@ def command(
 
 
 def _chosen(model: ModelConfig, name: Preset, *, is_shown: bool) -> ModelConfig:
-    """Return the config with what a preset decides, and show that in full, before the work begins."""
+    """Return the config with the preset applied, and show its decisions in full before the build starts."""
     from trtkit.builder.presets import with_preset
     from trtkit.cli.build import preset_tables
     from trtkit.cli.tables import show
@@ -87,7 +87,7 @@ def _chosen(model: ModelConfig, name: Preset, *, is_shown: bool) -> ModelConfig:
 
 
 def _one_model(path: str | None, config: str | None) -> str:
-    """Return the model that was given in one of two ways. Raises UsageError."""
+    """Return the model, given as an argument or an option. Raises UsageError."""
     models = [model for model in (path, config) if model is not None]
     if len(models) == 1:
         return models[0]
@@ -99,7 +99,7 @@ def _manifest(result: BuildResult) -> dict[str, object]:
 
 
 def _render(result: BuildResult) -> None:
-    """Say what was built, in one table, or that there was nothing to do."""
+    """Print what was built in one table, or that the bundle is unchanged."""
     from rich.text import Text
 
     from trtkit.backends import list_gpus, refused_gpus
@@ -123,7 +123,7 @@ _ORIGINS = {"preset": "preset", "model": "model", "config": "config"}
 
 
 def preset_tables(chosen: ChosenPreset) -> list[Part]:
-    """Return every decision with what it means, and what does not apply to the model."""
+    """Return tables of every decision and its meaning, and of keys that do not apply to the model."""
     rows = [(row.key, _text(row.value), _ORIGINS[row.origin], row.meaning) for row in chosen.decisions]
     title = f"preset {chosen.name}: decided when the engine is built; --set KEY=VALUE changes any"
     parts: list[Part] = [Table(title, (*named("key", "value", kind="name"), *named("from", "meaning")), rows)]

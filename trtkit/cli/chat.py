@@ -78,7 +78,7 @@ def _check_template(model: TextBundle) -> None:
 
 
 class Conversation:
-    """What was said so far, and the model that answers it."""
+    """A conversation's messages, and the model that answers."""
 
     def __init__(
         self, llm: LLM, model: TextBundle, params: SamplingParams, system: str | None, *, has_stats: bool
@@ -88,7 +88,7 @@ class Conversation:
         self._begin(system)
 
     def run(self) -> None:
-        """Answer lines until there are no more."""
+        """Answer lines until the input ends."""
         if sys.stdin.isatty():
             click.echo("/help shows the commands.", err=True)
         for line in _lines():
@@ -102,7 +102,7 @@ class Conversation:
         self._messages = [{"role": "system", "content": system}] if system else []
 
     def _command(self, line: str) -> bool:
-        """Do a command; return False to leave."""
+        """Run a chat command; return False to quit."""
         name, _, rest = line.strip().partition(" ")
         if name in {"/exit", "/quit"}:
             return False
@@ -125,7 +125,7 @@ class Conversation:
         return first["content"] if first and first["role"] == "system" else None
 
     def _answer(self, line: str) -> None:
-        """Answer a line as it is produced, and keep both; a line that does not fit is not kept."""
+        """Stream the answer to a line and keep both as messages; a line that does not fit is dropped."""
         from trtkit.errors import RequestError
 
         messages = [*self._messages, {"role": "user", "content": line}]
@@ -142,7 +142,7 @@ class Conversation:
         self._messages = [*messages, {"role": "assistant", "content": text}]
 
     def _print(self, prompt: PreparedPrompt) -> str:
-        """Print an answer piece by piece; Ctrl-C stops it. Return its text so far."""
+        """Print an answer as it streams; Ctrl-C stops it. Return its text so far."""
         pieces = []
         self._last = None
         deltas = self._llm.stream(prompt)
@@ -160,7 +160,7 @@ class Conversation:
         return "".join(pieces)
 
     def _tell_end(self, prompt_tokens: int) -> None:
-        """Say why an answer ended early, and show its times where asked."""
+        """Print why an answer ended early, and its times if requested."""
         if self._last is None:
             return
         done = self._last.outputs[0]
@@ -186,7 +186,7 @@ class Conversation:
 
 
 def _lines() -> Iterator[str]:
-    """Yield the lines that the user types; Ctrl-C at the prompt forgets the line."""
+    """Yield the lines that the user types; Ctrl-C at the prompt discards the line."""
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         with contextlib.suppress(ImportError):

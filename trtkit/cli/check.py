@@ -71,7 +71,7 @@ def _print(report: ServerReport) -> None:
 
 
 def _print_model(model: ModelReport) -> None:
-    """Print a model: its tensors, and line by line what differs."""
+    """Print a model: its tensors, and one line per difference."""
     if model.interface is None:
         echo(f"{model.name}  version {model.version}  {model.state.lower()}: {model.reason or 'not loaded'}")
         return

@@ -19,7 +19,7 @@ _PUT = "COMPREPLY+=($value)"
 
 
 class Bash(BashComplete):
-    """Click's script for bash, without a space after unfinished words: `precision=`, `bundles/`."""
+    """Click's script for bash, without a space after incomplete words: `precision=`, `bundles/`."""
 
     source_template = BashComplete.source_template.replace(
         _PUT, f"{_PUT}\n            [[ $value == *[=/] ]] && compopt -o nospace"

@@ -1,4 +1,4 @@
-"""What shells offer while a command is typed: names that trtkit knows, bundles and files."""
+"""Shell completion of arguments: names that trtkit knows, bundles and files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import click
 
 _FILE = re.compile(r"\.(yaml|yml|onnx|gguf)$")
-# Rows of the table of GPUs: names two blanks in, below `gpus:`.
+# Rows of the table of GPUs: names after two spaces, below `gpus:`.
 _GPU = re.compile(r"^  ([\w.-]+):$", re.MULTILINE)
 
 
@@ -31,7 +31,7 @@ def networks(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> l
 
 
 def bundles(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer bundles, and folders that lead to some."""
+    """Offer bundles, and folders that may contain them."""
     return [item for item in _paths(incomplete, has_bundles=True) if not _FILE.search(item.value)]
 
 
@@ -46,23 +46,23 @@ def folders(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> li
 
 
 def targets(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the hardware there are overlays for."""
+    """Offer the names of targets."""
     return _named((path.stem for path in (_configs_folder() / "targets").glob("*.yaml")), incomplete)
 
 
 def gpus(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer GPUs for the last name of a list with commas."""
+    """Offer GPUs for the last name of a comma-separated list."""
     text = (_package() / "planning/gpus.yaml").read_text(encoding="utf-8").partition("\ngpus:\n")[2]
     return _listed(_GPU.findall(text), incomplete)
 
 
 def methods(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer ways to quantize."""
+    """Offer quantization methods."""
     return _named(METHODS, incomplete)
 
 
 def fallbacks(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer methods for layers that a budget leaves."""
+    """Offer fallback methods for layers left by a budget."""
     return _named((name for name, method in METHODS.items() if method.is_fallback), incomplete)
 
 
@@ -75,7 +75,7 @@ def config_keys(_ctx: click.Context, _param: click.Parameter, incomplete: str) -
 
 
 def serving_keys(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer options of serving."""
+    """Offer serving options."""
     from trtkit.config.overrides import key_paths
     from trtkit.deployment.triton.options import DeployOptions
 
@@ -87,13 +87,13 @@ def _shipped() -> Iterator[str]:
 
 
 def _configs_folder() -> Path:
-    """Return where shipped configs are, as `trtkit.config` finds them; it imports more than a key press may cost."""
+    """Return the folder of shipped configs like `trtkit.config`, whose import is too slow for a key press."""
     installed = _package() / "_configs"
     return installed if installed.is_dir() else _package().parent / "configs"
 
 
 def _package() -> Path:
-    """Return trtkit's folder; this module is imported for `--help` too, which needs no paths."""
+    """Return trtkit's folder; a function, since `--help` imports this module too and needs no paths."""
     from pathlib import Path
 
     return Path(__file__).parents[1]
@@ -104,14 +104,14 @@ def _named(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
 
 
 def _listed(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    """Offer names for what follows the last comma."""
+    """Offer names for the text after the last comma."""
     before, comma, last = incomplete.rpartition(",")
     named = before.split(",")
     return [CompletionItem(before + comma + item.value) for item in _named(names, last) if item.value not in named]
 
 
 def _paths(incomplete: str, *, has_bundles: bool) -> Iterator[CompletionItem]:
-    """Yield files that can be built, bundles, and other folders with a trailing slash."""
+    """Yield buildable files, bundles, and other folders with a trailing slash."""
     from pathlib import Path
 
     start, slash, last = incomplete.rpartition("/")

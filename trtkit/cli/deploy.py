@@ -134,7 +134,7 @@ def command(
 
 
 def _deploy_triton(bundle: str, options: Options, *, as_json: bool, quiet: bool) -> None:
-    """Write into a model repository."""
+    """Deploy to a Triton model repository."""
     from trtkit.deployment.triton.extra import require_extra
 
     require_extra()
@@ -165,7 +165,7 @@ def _deploy_triton(bundle: str, options: Options, *, as_json: bool, quiet: bool)
 
 
 def _roll_back(repository: Path, name: str, version: int | None, *, as_json: bool) -> None:
-    """Serve an earlier version of a model."""
+    """Serve an earlier version of a model again."""
     from trtkit.deployment.triton.extra import require_extra
 
     require_extra()
@@ -181,7 +181,7 @@ def _roll_back(repository: Path, name: str, version: int | None, *, as_json: boo
 
 
 def _deploy_dynamo(bundle: str, options: Options, *, as_json: bool) -> None:
-    """Write the manifests of pods that run `trtkit serve`."""
+    """Write Kubernetes manifests for pods that run `trtkit serve`."""
     from trtkit.deployment.dynamo.kubernetes import cluster_facts, write_manifests
     from trtkit.deployment.dynamo.model_folder import read_model
 
@@ -205,7 +205,7 @@ def _write_cluster(deployment: Deployment, repository: Path, folder: Path) -> li
 
 
 def _print(deployment: Deployment, repository: Path) -> None:
-    """Say what was deployed, and what to do with it."""
+    """Print what was deployed and how to use it."""
     from trtkit.deployment.triton.elsewhere import container_notes
 
     for placement in deployment.placements:

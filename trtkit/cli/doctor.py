@@ -25,7 +25,7 @@ Examples:
 
 @dataclass(frozen=True)
 class MachineCheck:
-    """One thing of this machine. description: its version or kind, empty if missing. fix: what adds it."""
+    """A component of this machine. description: its version or kind, empty if missing. fix: how to install it."""
 
     name: str
     description: str
@@ -35,14 +35,14 @@ class MachineCheck:
 
 @dataclass(frozen=True)
 class UseCase:
-    """One use of trtkit. problem: why it does not work here, empty if it does. fix: what makes it work."""
+    """A use of trtkit. problem: why it does not work here, empty if it does. fix: how to make it work."""
 
     task: str
     problem: str
     fix: str
 
 
-# A task, the modules it imports, and the extras that bring them.
+# A task, the modules that it imports, and the extras that install them.
 _TASKS = (
     ("build ONNX models", ("onnx", "onnxruntime", "onnxslim"), ("onnx",)),
     ("build PyTorch models", ("torch", "onnxscript", "transformers"), ("torch",)),
@@ -92,18 +92,18 @@ def command(deep: bool, as_json: bool) -> None:
 
 
 def _task(task: str, modules: tuple[str, ...], extras: tuple[str, ...], *, is_deep: bool) -> UseCase:
-    """Look for what `task` needs, or import it if `is_deep`; the first module that fails is its problem."""
+    """Look for the modules of `task`, or import them if `is_deep`; the first that fails is its problem."""
     for module in modules:
         try:
             importlib.import_module(module) if is_deep else _look_for(module)
-        except Exception as error:  # a broken library fails in any way it likes
+        except Exception as error:  # a broken library can raise anything
             fix = install_command() if "dynamo" in extras else install(*extras)
             return UseCase(task, f"`{module}`: {str(error).partition(chr(10))[0]}", fix)
     return UseCase(task, "", "")
 
 
 def _look_for(module: str) -> None:
-    """Raise ImportError unless a module is installed. Imports nothing, not even the packages around it."""
+    """Raise ImportError if a module is not installed. Imports nothing, not even its parent packages."""
     name, path = "", None
     for part in module.split("."):
         name = f"{name}.{part}" if name else part
@@ -114,7 +114,7 @@ def _look_for(module: str) -> None:
 
 
 def _backends() -> list[MachineCheck]:
-    """Load both TensorRT libraries, the one that `auto` picks first."""
+    """Load both TensorRT libraries, first the one that `auto` chooses."""
     from trtkit.backends import choose_backend, load_backend
     from trtkit.errors import BackendError
 
@@ -155,7 +155,7 @@ def _server() -> MachineCheck:
 
 
 def _render(checks: list[MachineCheck], tasks: list[UseCase], *, is_ready: bool) -> None:
-    """Print what is here, what is missing and what adds it, then what works."""
+    """Print what is present, what is missing and how to install it, then what works."""
     from trtkit.cli.tables import console, pairs, show
 
     here, missing, works = pairs(), pairs("missing"), pairs("available tasks")

@@ -215,7 +215,7 @@ def _render(evaluation: Evaluation) -> None:
 
 
 def _add_questions(table: Table, questions: Questions) -> None:
-    """Show how many answers are right, and those that are not."""
+    """Add the number of correct answers to the table, and the wrong ones."""
     other = "" if questions.compared_right is None else f", {questions.compared_right} before"
     table.add_row("answers", f"{questions.right} of {len(questions.answers)} right{other}")
     for answer in (item for item in questions.answers if not item.is_right):

@@ -56,7 +56,7 @@ def command(name: str, out: Path | None, dry_run: bool, as_json: bool, quiet: bo
 
 
 def _needs(name: str, output: Path | None) -> list[Requirement]:
-    """Return what a config or a hub id needs."""
+    """Return the packages and folder that a config or a hub id needs."""
     from trtkit.config import load_config
     from trtkit.config.load import is_hub_id
     from trtkit.sources.fetch import Requirement, folder_need, needs

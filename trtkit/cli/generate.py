@@ -120,7 +120,7 @@ def command(bundle: str, texts: tuple[str, ...], prompts: tuple[str, ...], **opt
 
 
 def _print(answers: Answers, prompts: Sequence[PreparedPrompt], llm: LLM | Replicas, options: AnswerOptions) -> None:
-    """Print the answers as they are complete, that to a single prompt as it is produced."""
+    """Print answers as they complete; that to a single prompt is streamed."""
     from trtkit.cli.generate_answers import request_stats, total_stats
     from trtkit.llm import LLM
 

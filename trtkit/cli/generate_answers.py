@@ -1,4 +1,4 @@
-"""What `trtkit generate` prints: answers as text or as JSON lines, and the times and counts of `--stats`."""
+"""Output of `trtkit generate`: answers as text or JSON lines, and the times and counts of `--stats`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Answers:
-    """Prints the answers of one command. failures: how many requests ended with an error."""
+    """Prints the answers of one command. failures: number of requests that ended with an error."""
 
     def __init__(
         self, lines: Sequence[PromptLine], prompts: Sequence[PreparedPrompt], tokenizer: Tokenizer | None
@@ -56,20 +56,20 @@ class Answers:
         return [line.id for line in self._lines]
 
     def print_stream(self, deltas: Iterator[Delta]) -> RequestOutput:
-        """Print the only answer as it is produced; return its output."""
+        """Stream the only answer; return its output."""
         for delta in deltas:
             if delta.output is not None:
                 self._warn_of_errors(delta.output)
             answer(delta.text if self._tokenizer else "".join(f"{token} " for token in delta.token_ids), sys.stdout)
         click.echo()
-        assert delta.output is not None  # the last has it
+        assert delta.output is not None  # the last one has it
         return delta.output
 
     def print_json(self, output: RequestOutput) -> None:
         click.echo(json.dumps(self.to_json(output), ensure_ascii=False))
 
     def to_json(self, output: RequestOutput) -> dict[str, object]:
-        """Return a request's line: the prompt as it was written, and its answers. Say why answers failed."""
+        """Return a request's line: the prompt as written, and its answers. Warn about failed answers."""
         line = self._warn_of_errors(output)
         data: dict[str, object] = {"id": line.id, line.kind: line.content}
         data |= {"images": list(line.images)} if line.images else {}
@@ -77,7 +77,7 @@ class Answers:
         return data | output.to_json(self._tokenizer, has_outputs=has_several)
 
     def print_text(self, output: RequestOutput) -> None:
-        """Print answers in the order of the prompts: those that wait for an earlier one's are kept."""
+        """Print answers in the order of the prompts; those that wait for an earlier one are kept."""
         self._warn_of_errors(output)
         self._waiting[int(output.request_id)] = output
         while self._printed in self._waiting:
@@ -85,7 +85,7 @@ class Answers:
             self._printed += 1
 
     def _warn_of_errors(self, output: RequestOutput) -> PromptLine:
-        """Say why answers failed; return the prompt."""
+        """Warn about failed answers; return the prompt."""
         line = self._lines[int(output.request_id)]
         errors = [completion.stop_reason for completion in output.outputs if completion.finish_reason == "error"]
         self.failures += bool(errors)
@@ -104,7 +104,7 @@ class Answers:
 
 
 def request_stats(metrics: RequestMetrics) -> str:
-    """Return a request's figures as one line."""
+    """Return a request's metrics as one line."""
     parts = [f"{plural(metrics.output_tokens, 'token')} in {metrics.e2e_s:.2f} s"]
     parts += [f"TTFT {1000 * metrics.ttft_s:.1f} ms"] if metrics.ttft_s is not None else []
     parts += [f"TPOT {1000 * metrics.tpot_s:.1f} ms"] if metrics.tpot_s is not None else []
@@ -116,7 +116,7 @@ def request_stats(metrics: RequestMetrics) -> str:
 
 
 def total_stats(llm: LLM | Replicas, requests: Sequence[RequestMetrics], seconds: float) -> str:
-    """Return what a run did as one line."""
+    """Return a run's totals as one line."""
     from trtkit.llm.replicas import Replicas
 
     done = llm.statistics
@@ -138,7 +138,7 @@ def total_stats(llm: LLM | Replicas, requests: Sequence[RequestMetrics], seconds
 
 
 def neuron_stats(done: Statistics) -> list[str]:
-    """Return how many blocks of active neurons steps read and missed; nothing for a dense model."""
+    """Return the counts of active and missed blocks of neurons; nothing for a dense model."""
     if not done.read_blocks:
         return []
     blocks = plural(done.active_blocks, "block")
@@ -147,7 +147,7 @@ def neuron_stats(done: Statistics) -> list[str]:
 
 
 def offload_stats(llm: LLM | Replicas) -> list[str]:
-    """Return what stages in turn have moved; nothing for other decoders."""
+    """Return what offloading has moved; nothing for other decoders."""
     counts = llm.offload_counts
     if counts is None:
         return []
@@ -166,7 +166,7 @@ def answer_into(
     answers: Answers,
     open_llm: Callable[[], AbstractContextManager[LLM | Replicas]],
 ) -> int:
-    """Answer the prompts that the file has no answers to; return the exit code, 1 if an answer is an error."""
+    """Answer a file's unanswered prompts; return the exit code, 1 if an answer is an error."""
     assert options.output is not None
     with AnswerFile(options.output, source, answers.ids, restarts=options.restart) as file:
         run = FileRun(file, answers)
@@ -176,7 +176,7 @@ def answer_into(
 
 
 class FileRun:
-    """Answers what is left of a file's prompts."""
+    """Answers the unanswered prompts of a file."""
 
     def __init__(self, file: AnswerFile, answers: Answers) -> None:
         self._file, self._answers, self._total = file, answers, len(answers.prompts)
@@ -186,7 +186,7 @@ class FileRun:
         self._tokens, self._seconds = 0, 0.0
 
     def run(self, open_llm: Callable[[], AbstractContextManager[LLM | Replicas]], *, has_stats: bool) -> None:
-        """Answer what is left, and put the file in order."""
+        """Answer the remaining prompts and put the file in order."""
         if self._answered_before:
             say(f"{self._answered_before} of {plural(self._total, 'prompt')} were answered before")
         if self._left:
@@ -197,7 +197,7 @@ class FileRun:
         self._file.finish()
 
     def show(self, *, as_json: bool) -> None:
-        """Print what was done: tokens and times are of this run only."""
+        """Print what was done; tokens and times are of this run only."""
         rate = self._tokens / self._seconds if self._seconds else None
         summary: dict[str, object] = {"output": str(self._file.path), "prompts": self._total}
         summary |= {"answered_before": self._answered_before, "failed": len(self._file.failed)}
@@ -228,6 +228,6 @@ class FileRun:
 
 
 def _without_times(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer without what another run of the same would not repeat."""
+    """Return an answer without what would differ in another run of the same request."""
     metrics = answer.pop("metrics")
     return answer | {name: metrics[name] for name in ("prompt_tokens", "output_tokens")}

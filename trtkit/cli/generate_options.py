@@ -1,4 +1,4 @@
-"""The options of `trtkit generate` that say what is answered, and what becomes of the answers."""
+"""Options of `trtkit generate` for its prompts and for the output of answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """The prompts of a command, as options have them."""
+    """The prompts of a command, as given by options."""
 
     texts: tuple[str, ...]
     file: str | None
@@ -31,7 +31,7 @@ class PromptOptions:
     system: str | None
 
     def check(self, bundle: str) -> None:
-        """Refuse options that do not go together, and a command without prompts."""
+        """Refuse conflicting options, and a command without prompts."""
         if self.images and not self.texts:
             raise click.UsageError("--image goes with TEXT; in a JSONL file, list images in `images`")
         if (self.language or self.task) and not self.audio:
@@ -39,7 +39,7 @@ class PromptOptions:
         if not self.texts and not self.audio and self.file is None:
             from trtkit.bundle.bundle import open_bundle
 
-            open_bundle(bundle)  # what is wrong with that comes first
+            open_bundle(bundle)  # report a bad bundle first
             raise click.UsageError("nothing to answer: give TEXT, --audio FILE or --prompts FILE")
         if self.replicas > 1 and self.file is None:
             raise click.UsageError("--replicas goes with --prompts FILE")
@@ -56,7 +56,7 @@ class PromptOptions:
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """What becomes of answers. output: the file that they are written to; None for stdout."""
+    """Output of answers. output: the file to write them to; None for stdout."""
 
     output: Path | None
     restart: bool
@@ -64,7 +64,7 @@ class AnswerOptions:
     as_json: bool
 
     def check(self, options: Mapping[str, Any], prompts: str | None) -> None:
-        """Refuse options that do not go together. prompts: their file, which answers must not replace."""
+        """Refuse conflicting options. prompts: their file, which answers must not overwrite."""
         if self.output is not None and prompts is not None and self.output.resolve() == Path(prompts).resolve():
             raise click.UsageError("--output and --prompts are the same file")
         if self.restart and self.output is None:
@@ -76,5 +76,5 @@ class AnswerOptions:
 
 
 def taken(options: dict[str, Any], kind: type) -> dict[str, Any]:
-    """Take the fields of `kind` out of the options."""
+    """Remove the fields of `kind` from the options and return them."""
     return {field.name: options.pop(field.name) for field in fields(kind) if field.name in options}

@@ -131,7 +131,7 @@ def _write_onnx(model: Bundle | ModelConfig, file: Path, stage: str | None, *, a
 
 
 def _record(model: Bundle | ModelConfig, *, quiet: bool) -> tuple[str, str, ModelRecord, NetworkRecord]:
-    """Return what a bundle says of itself, or what a config's network is before building."""
+    """Return a bundle's records, or those of a config's network before the build."""
     from trtkit.bundle.bundle import Bundle
 
     if not isinstance(model, Bundle):
@@ -190,7 +190,7 @@ def write_stage(bundle: Bundle, file: Path, stage: str | None, *, as_json: bool)
 
 
 def show_fusion(bundle: Bundle, html: Path | None, measured: Sequence[Path], *, as_json: bool, quiet: bool) -> None:
-    """Print which layers became which kernels; `html`: write a page, too. measured: JSON files of verify and bench."""
+    """Print the layers of each kernel; `html`: also write a page. measured: JSON files of verify and bench."""
     from trtkit.builder.fusion import bundle_fusions
     from trtkit.cli.progress import show_progress
 
@@ -202,7 +202,7 @@ def show_fusion(bundle: Bundle, html: Path | None, measured: Sequence[Path], *, 
     if html is not None:
         from trtkit.report.fusion import fusion_page
 
-        # Of a language model's bundle, the model alone is measured; other networks have layers of the same names.
+        # In a language model's bundle, only the model is measured; other networks have layers with the same names.
         stages = bundle.manifest.stages[-1:] if bundle.manifest.decoder is not None else bundle.manifest.stages
         names = {stage.name for stage in stages}
         chosen = [
@@ -227,9 +227,9 @@ _WRITE = "write one by `trtkit verify BUNDLE --layers --json` or `trtkit bench B
 
 @dataclass(frozen=True)
 class TimedLayers:
-    """The layers of one call. phase: `prefill` or `decode` for a language model. shapes: of a vision model's inputs.
+    """Measured layers of one call. phase: `prefill` or `decode` for a language model.
 
-    Layers that were timed together share the time.
+    shapes: of a vision model's inputs. Layers that were timed together share the time.
     """
 
     phase: str
@@ -239,7 +239,7 @@ class TimedLayers:
 
 @dataclass(frozen=True)
 class LayerReport:
-    """A report's errors by layer, and its calls in their order."""
+    """A report's errors by layer, and its calls in order."""
 
     path: Path
     errors: dict[str, float]
@@ -247,7 +247,7 @@ class LayerReport:
 
 
 def read_layers(path: Path) -> LayerReport:
-    """Return what a report has of layers. Raises UsageError for any other file."""
+    """Return the layers of a report. Raises UsageError for any other file."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -272,7 +272,7 @@ def read_layers(path: Path) -> LayerReport:
 
 
 def measured_of(reports: Sequence[LayerReport], fusion: Fusion) -> LayerMeasurements:
-    """Return what reports say of a fusion's layers: of the calls, the one at its shapes, or else the first."""
+    """Return the reports' measurements of a fusion's layers: from the call at its shapes, else the first call."""
     from trtkit.report.fusion import LayerMeasurements
 
     errors = {name: error for report in reports for name, error in report.errors.items()}
@@ -286,7 +286,7 @@ def measured_of(reports: Sequence[LayerReport], fusion: Fusion) -> LayerMeasurem
 
 
 def check_layers(reports: Sequence[LayerReport], fusions: Sequence[tuple[Fusion, Sequence[str]]]) -> None:
-    """Refuse a report without a layer of these networks: it is of another bundle. Raises UsageError."""
+    """Raise UsageError for a report without any layer of these networks: it belongs to another bundle."""
     for report in reports:
         if not any(measured_of([report], fusion).knows(name) for fusion, names in fusions for name in names):
             raise click.UsageError(f"--measured: {report.path} has no layer of this bundle; {_WRITE}")

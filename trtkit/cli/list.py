@@ -29,7 +29,10 @@ Examples:
 
 @dataclass(frozen=True)
 class ConfigRow:
-    """A shipped config. missing: the packages and folders that it needs and that are not here. fix: what gets them."""
+    """A shipped config.
+
+    missing: packages and folders that it needs and that are not installed. fix: how to get them.
+    """
 
     name: str
     description: str
@@ -112,7 +115,7 @@ def _configs() -> Iterator[ConfigRow]:
 
 
 def _bundles(folder: Path) -> Iterator[BundleRow]:
-    """Yield `folder` itself if it is a bundle, else the bundles in it."""
+    """Yield `folder` if it is a bundle, else the bundles in it."""
     from trtkit.builder.cache import size_bytes
     from trtkit.bundle.bundle import is_bundle, open_bundle
     from trtkit.errors import BundleError
@@ -139,7 +142,7 @@ def _cache() -> CacheRow:
 
 
 def _clean(cache: CacheRow, *, yes: bool, as_json: bool) -> None:
-    """Empty the cache once the user agrees."""
+    """Empty the cache after the user confirms."""
     from trtkit.builder.cache import clear_cache
 
     if not yes:

@@ -1,4 +1,4 @@
-"""MODEL and BUNDLE as they lie on this machine: hub models are fetched, bundles that are not there yet are built."""
+"""MODEL and BUNDLE on this machine: hub models are downloaded, and missing bundles are built."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ yes_option = click.option(
 
 
 def bundle_argument(command: Command) -> Command:
-    """Give a command BUNDLE as the argument `bundle`, which it passes to `local_bundle`, and --yes."""
+    """Add the argument `bundle`, which it resolves with `local_bundle`, and --yes to a command."""
     argument: Command = click.argument("bundle", shell_complete=completions.bundles)(yes_option(command))
     return argument
 
 
 def local_model(name: str) -> str:
-    """Return MODEL, a hub id as the folder of its copy in the hub's cache. Raises SourceError."""
+    """Return MODEL; for a hub id, the folder of its copy in the hub's cache. Raises SourceError."""
     from trtkit.config.load import is_hub_id
 
     return str(fetched(name)) if is_hub_id(name) else name
 
 
 def local_config(name: str, overrides: Overrides = (), target: str | None = None) -> ModelConfig:
-    """Return the config that MODEL names, a folder that its `source.hub` names fetched if it is not there.
+    """Return the config that MODEL names; the folder of its `source.hub` is downloaded if it is missing.
 
     Raises ConfigError, SourceError, BundleError; Abort if the user declines.
     """
@@ -71,7 +71,7 @@ def local_config(name: str, overrides: Overrides = (), target: str | None = None
 
 
 def fetched(hub_id: str, folder: Path | None = None, *, asks: bool = True) -> Path:
-    """Return the folder of a hub model, fetched if it is not there and the user agrees.
+    """Return the folder of a hub model, downloaded if it is missing and the user agrees.
 
     folder: where to; the hub's cache if None. asks: whether to ask the user, unless with --yes.
     Raises SourceError; Abort if the user declines.
@@ -134,7 +134,7 @@ def local_bundle(name: str, *, interface: Interface | None = None) -> str:
 
 
 def is_model(name: str) -> bool:
-    """Whether a name is that of something which `trtkit build` takes."""
+    """Whether a name is a model that `trtkit build` accepts."""
     from trtkit.config.load import file_kind, is_hub_id, shipped_configs
 
     path = Path(name)

@@ -1,4 +1,4 @@
-"""The log of a command: every step and message with its time, those of child processes and TensorRT among them."""
+"""The log of a command: every step and message with its time, including those of child processes and TensorRT."""
 
 import contextlib
 import logging
@@ -20,17 +20,17 @@ _KEY = "--api-key"
 
 
 class _Visible(logging.Formatter):
-    """Lines that cannot steer the terminal that shows them."""
+    """Formats lines without terminal control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))
 
 
 class _LogFile(logging.FileHandler):
-    """A log that ends where the disk is full, instead of a traceback for every line."""
+    """A log file that stops when the disk is full, rather than print a traceback for every line."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Say once why no more is written."""
+        """Report once why logging stops."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
@@ -40,13 +40,13 @@ class _LogFile(logging.FileHandler):
         click.echo(f"the log ends here: {self.baseFilename}: {reason}", err=True)
 
     def close(self) -> None:
-        """Close the file; what does not fit any more is left out."""
+        """Close the file; what no longer fits is dropped."""
         with contextlib.suppress(OSError):
             super().close()
 
 
 def log_to_file(ctx: click.Context, path: str) -> None:
-    """Append to `path` until the command ends. Raises TrtkitError where it cannot be written."""
+    """Append to `path` until the command ends. Raises TrtkitError if the file cannot be written."""
     try:
         handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
@@ -61,7 +61,7 @@ def log_to_stderr(ctx: click.Context) -> None:
 
 
 def _attach(ctx: click.Context, handler: logging.Handler) -> None:
-    """Give the root logger a handler; messages of other libraries come with their own levels."""
+    """Add a handler to the root logger; messages of other libraries keep their own levels."""
     handler.setFormatter(_Visible(_FORMAT, "%Y-%m-%d %H:%M:%S"))
     root, level, started = logging.getLogger(), _LOG.level, time.monotonic()
     root.addHandler(handler)
@@ -82,13 +82,13 @@ def _attach(ctx: click.Context, handler: logging.Handler) -> None:
 
 
 def without_keys(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with `...` for an API key."""
+    """Return the words of a command line with API keys replaced by `...`."""
     shown = [f"{_KEY}=..." if word.startswith(f"{_KEY}=") else word for word in words]
     return ["..." if number and words[number - 1] == _KEY else word for number, word in enumerate(shown)]
 
 
 def log_end(stop: BaseException) -> None:
-    """Note how a command ended that did not simply return."""
+    """Log how a command ended if it did not simply return."""
     if isinstance(stop, SystemExit | click.exceptions.Exit):
         code = stop.code if isinstance(stop, SystemExit) else stop.exit_code
         _LOG.info("exit code %s", code or 0)

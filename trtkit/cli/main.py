@@ -1,4 +1,4 @@
-"""The `trtkit` group: commands are imported when they are run, so that `--help` is instant."""
+"""The `trtkit` group: commands are imported only when they run, so that `--help` is instant."""
 
 import importlib
 import os
@@ -17,7 +17,7 @@ from trtkit.extras import missing_package
 from trtkit.threads import wait_briefly
 from trtkit.version import __version__
 
-# Command name to its one-line help, in the order of work. Each lives in trtkit/cli/<name>.py as `command`.
+# Command names with their one-line help, in the order of work. Each is in trtkit/cli/<name>.py as `command`.
 GROUPS = {
     "Get started": {
         "doctor": "Check what this machine can do and what is missing.",
@@ -81,7 +81,7 @@ class LazyGroup(click.Group):
         return commands + click.Command.shell_complete(self, ctx, incomplete)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; where there is a log, it says how the command ended."""
+        """Run the command; if there is a log, record how the command ended."""
         try:
             return super().invoke(ctx)
         except BaseException as stop:
@@ -112,7 +112,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or config, 3 out of tolerance
 143 terminated."""
 
 
-# click suggests names out of `commands`; `get_command` imports the real ones.
+# click's suggestions come from `commands`; `get_command` imports the real ones.
 _STAND_INS = {name: click.Command(name, help=text) for name, text in COMMANDS.items()}
 
 
@@ -129,7 +129,7 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; users' mistakes end in a message, not in a traceback."""
+    """Run the command line; user errors end in a message rather than a traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, _terminate)
     wait_briefly()
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(words: list[str]) -> None:
-    """Run the command that `words` ask for; exceptions become messages and exit codes."""
+    """Run the command line `words`; exceptions become messages and exit codes."""
     try:
         cli.main(args=words, prog_name="trtkit", standalone_mode=False, color=_colour(), obj=words)
     except click.exceptions.Exit as stop:
@@ -173,13 +173,13 @@ def _usage_json(error: click.ClickException) -> str:
 
 
 def _terminate(_signal: int, _frame: object) -> None:
-    """Leave through the same doors as any exception: children are ended, half-written folders removed."""
+    """Exit like on any exception: children are ended, incomplete folders removed."""
     click.echo("terminated: nothing was written", err=True)
     sys.exit(128 + signal.SIGTERM)
 
 
 def _leave_quietly() -> None:
-    """End because nobody reads what is printed; Python would complain once more when it flushes at exit."""
+    """Exit because nobody reads the output; Python would complain again when it flushes at exit."""
     sys.stdout = None
     sys.stderr.close()
     sys.exit(1)
@@ -195,9 +195,9 @@ def _show(error: TrtkitError, *, as_json: bool) -> None:
 
 
 def _colour() -> bool | None:
-    """Return whether to print escape codes on any output; None if only a terminal gets them.
+    """Return whether to use color on any output; None for terminals only.
 
-    NO_COLOR and TERM=dumb, which win, and FORCE_COLOR as rich reads them.
+    Reads NO_COLOR and TERM=dumb, which take precedence, and FORCE_COLOR, as rich does.
     """
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") in {"dumb", "unknown"}:
         return False

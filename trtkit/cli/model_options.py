@@ -1,4 +1,4 @@
-"""The model that a command takes: MODEL by position, and the options that change its config."""
+"""The model of a command: the argument MODEL, and options that change its config."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _PrecisionChoice(click.Choice[str]):
-    """Precisions of a network; the names of quantization methods are answered with how to quantize."""
+    """Precisions of a network; for the name of a quantization method, the error explains how to quantize."""
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         from trtkit.quantization_methods import METHODS
@@ -68,13 +68,13 @@ _OPTIONS = (
 
 
 def model_argument(*, required: bool = True, bundles: bool = True) -> Callable[[Command], Command]:
-    """Return what gives a command MODEL as the argument `path`. bundles: whether shells offer bundles too."""
+    """Return a decorator that adds MODEL as the argument `path`. bundles: whether completion offers bundles too."""
     offers = completions.networks if bundles else completions.configs
     return click.argument("path", metavar="MODEL", required=required, shell_complete=offers)
 
 
 def model_options(command: Command) -> Command:
-    """Give a command what `override_options` do, and --yes: its `path`, if it is a hub id, becomes the model's folder.
+    """Add the options of `override_options`, and --yes: a hub id in `path` becomes the folder of the downloaded model.
 
     Commands without --yes need no weights.
     """
@@ -88,9 +88,9 @@ def model_options(command: Command) -> Command:
 
 
 def override_options(command: Command) -> Command:
-    """Give a command --precision, --shapes, --target and --set, as the arguments `target` and `overrides`.
+    """Add --precision, --shapes, --target and --set to a command, as the arguments `target` and `overrides`.
 
-    --precision and --shapes are keys of the config as --set changes them, which comes after them.
+    --precision and --shapes set keys of the config before --set does.
     """
 
     @functools.wraps(command)
@@ -114,17 +114,17 @@ def override_options(command: Command) -> Command:
 
 
 def output_option(text: str, *, file_okay: bool = True) -> Callable[[Command], Command]:
-    """Return what gives a command --output, the folder of its main result, as the argument `out`.
+    """Return a decorator that adds --output, the folder of the command's main result, as the argument `out`.
 
-    Files are written by --save FILE and by options named after their format, such as --html FILE.
-    file_okay: whether the command itself refuses a path that is a file.
+    Files are written by --save FILE and by options named after their format, such as --html FILE. file_okay: whether
+    the command itself refuses a path that is a file.
     """
     kind = click.Path(path_type=Path, file_okay=file_okay)
     return click.option("-o", "--output", "out", cls=RenamedOption, old=["--out"], type=kind, metavar="DIR", help=text)
 
 
 def _shorthands(precision: str | None, shapes: Sequence[str]) -> list[Override]:
-    """Return the changes of the config that the short options set. Raises ConfigError."""
+    """Return the overrides set by the short options. Raises ConfigError."""
     if precision is None and not shapes:
         return []
     from trtkit.config.overrides import Override
@@ -140,9 +140,9 @@ def _option(where: str) -> str:
 
 
 def read_model(path: str, overrides: Overrides, target: str | None) -> Bundle | ModelConfig:
-    """Return the bundle, or the config with its changes, that MODEL names.
+    """Return the bundle that MODEL names, or the config with its overrides.
 
-    Raises UsageError if options would change a bundle, and what reading one or the other raises.
+    Raises UsageError for options that would change a bundle, and any error of reading the bundle or config.
     """
     from trtkit.bundle.bundle import is_bundle_folder, open_bundle
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Command = Callable[..., None]
 
-# What the options of a run leave in the context, for the group and its commands alike.
+# Keys in the context for options of a run, for the group and its commands.
 _QUIET, _VERBOSE, _LOGGED = "trtkit.quiet", "trtkit.verbose", "trtkit.logged"
 
 
@@ -44,7 +44,7 @@ def _is_given(name: str) -> bool:
 
 
 def _keep_quiet(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
-    """Return whether the option is given before or after the command."""
+    """Return whether the option was given before or after the command."""
     ctx.meta[_QUIET] = value or ctx.meta.get(_QUIET, False)
     if ctx.meta[_QUIET] and ctx.meta.get(_VERBOSE):
         raise click.UsageError("--quiet and --verbose cannot be used together")
@@ -52,7 +52,7 @@ def _keep_quiet(ctx: click.Context, _param: click.Parameter, value: bool) -> boo
 
 
 def _be_verbose(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-    """Show the log from here on."""
+    """Show the log from now on."""
     if not value or ctx.resilient_parsing or ctx.meta.get(_VERBOSE):
         return
     from trtkit.cli.logs import log_to_stderr
@@ -91,7 +91,7 @@ _LOG_OPTION = click.option(
 
 
 def _with_quiet(command: Command, *, is_exposed: bool) -> Command:
-    """Give a command --quiet, --verbose and --log-file, in this order."""
+    """Add --quiet, --verbose and --log-file to a command, in this order."""
     quiet = click.option(
         "--quiet",
         "-q",
@@ -108,7 +108,7 @@ _GROUP = "help_group"
 
 
 def grouped(title: str, *options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Return one decorator of several options, which `GroupedCommand` lists under `title`."""
+    """Return a decorator of several options that `GroupedCommand` lists under `title`."""
 
     def decorate(command: Command) -> Command:
         known = len(_parameters(command))
@@ -122,13 +122,13 @@ def grouped(title: str, *options: Callable[[Command], Command]) -> Callable[[Com
 
 
 def _parameters(command: Command) -> list[click.Parameter]:
-    """Return the parameters that decorators have collected so far, the last one first."""
+    """Return the parameters that decorators have added so far, the last one first."""
     parameters: list[click.Parameter] = getattr(command, "__click_params__", [])
     return parameters
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists options by what they are for: its own first, then each group of `grouped`."""
+    """A command whose help groups its options: its own first, then each group of `grouped`."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
@@ -142,21 +142,21 @@ class GroupedCommand(click.Command):
 
 
 class RenamedOption(click.Option):
-    """An option with a value that still takes its old names, with a note on stderr; help does not show them."""
+    """An option that still accepts its old names, with a note on stderr; help does not list them."""
 
     def __init__(self, names: Sequence[str], *, old: Sequence[str], **kwargs: Any) -> None:
         super().__init__(names, **kwargs)
         self._old = tuple(old)
 
     def add_to_parser(self, parser: _OptionParser, ctx: click.Context) -> None:
-        """Let the parser take the old names too."""
+        """Let the parser accept the old names."""
         super().add_to_parser(parser, ctx)
         parser.add_option(self, self._old, self.name, action="append" if self.multiple else "store", nargs=self.nargs)
 
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, object], args: list[str]
     ) -> tuple[object, list[str]]:
-        """Read the value, and say what the option is called now."""
+        """Read the value; if an old name was used, print the new one."""
         words = [word.partition("=")[0] for word in ctx.find_root().obj or ()]
         for old in self._old:
             if self.name in opts and old in words:
@@ -166,19 +166,19 @@ class RenamedOption(click.Option):
 
 
 def check_outputs(*paths: Path | None) -> None:
-    """Refuse files that could not be written after the work is done. Raises UsageError."""
+    """Refuse output files that could not be written once the work is done. Raises UsageError."""
     for path in paths:
         if path is not None and not path.absolute().parent.is_dir():
             raise click.UsageError(f"cannot write `{path}`: no such folder")
 
 
 def quiet_option(command: Command) -> Command:
-    """Give a command --quiet as the argument `quiet`, and --verbose and --log-file, which need none."""
+    """Add --quiet as the argument `quiet`, and --verbose and --log-file without arguments."""
     return _with_quiet(command, is_exposed=True)
 
 
 def run_options(command: Command) -> Command:
-    """Give a command that has nothing to silence the same options; it needs no argument for them."""
+    """Add the same options to a command without output to silence; it gets no arguments for them."""
     return _with_quiet(command, is_exposed=False)
 
 
@@ -189,14 +189,14 @@ trust_option = click.option(
 
 
 def check_page(path: Path | None) -> None:
-    """Refuse a page that could not be written, or drawn, after the work is done. Raises UsageError, ImportError."""
+    """Refuse a page that could not be written or drawn once the work is done. Raises UsageError, ImportError."""
     if path is not None:
         check_outputs(path)
         importlib.import_module("trtkit.report.page")
 
 
 def page_origin(bundle: Bundle | None = None) -> PageOrigin:
-    """Return where the figures of a page come from: this command, and a bundle."""
+    """Return the origin of a page's figures: this command, and a bundle."""
     from trtkit.report.page import PageOrigin
 
     command = shlex.join(["trtkit", *(click.get_current_context().find_root().obj or ())])

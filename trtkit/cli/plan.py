@@ -99,7 +99,7 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
 
 
 def parse_prices(texts: Sequence[str], known: Sequence[str]) -> dict[str, float]:
-    """Return prices by GPU out of `X` for all of them and `NAME=X`. Raises PlanError."""
+    """Return prices by GPU from texts `X` (for all) and `NAME=X`. Raises PlanError."""
     from trtkit.errors import PlanError, choices
 
     prices: dict[str, float] = {}
@@ -119,7 +119,7 @@ def parse_prices(texts: Sequence[str], known: Sequence[str]) -> dict[str, float]
 
 
 def _plan(path: str, gpus: Sequence[PlannedGpu], options: dict[str, Any]) -> Report:
-    """Find the model, count it and plan."""
+    """Find the model, count its work and plan."""
     from trtkit.cli.progress import show_progress
     from trtkit.planning.plan import PlanRequest, make_plan
     from trtkit.planning.source import find_model
@@ -133,7 +133,7 @@ def _plan(path: str, gpus: Sequence[PlannedGpu], options: dict[str, Any]) -> Rep
 
 
 def _host(memory_gb: float | None, disk: str | None) -> Host | None:
-    """Return the host that stages in turn are offloaded to. Raises PlanError for a disk that is none, or alone."""
+    """Return the host to offload stages to. Raises PlanError for an invalid disk, or a disk alone."""
     from trtkit.errors import PlanError
     from trtkit.planning.question import Host
 

@@ -81,7 +81,7 @@ def check_ops(op: str | None, as_json: bool, quiet: bool) -> None:
 
 
 def _outcomes(op: CustomOp, *, is_quiet: bool) -> Iterator[Outcome]:
-    """Yield the outcomes of an op's trials, and say on stderr which one runs."""
+    """Yield the outcomes of an op's trials, and print the running one on stderr."""
     from trtkit.backends import choose_backend, load_backend
     from trtkit.verification.custom_ops.outcomes import outcomes, trials
 
@@ -93,7 +93,7 @@ def _outcomes(op: CustomOp, *, is_quiet: bool) -> Iterator[Outcome]:
 
 
 def _overview(ops: list[dict[str, Any]]) -> Iterator[RenderableType]:
-    """Yield the table of ops, one line each, and what it leaves out."""
+    """Yield the table of ops, one line each, with a note on what it leaves out."""
     from rich.text import Text
 
     from trtkit.cli.tables import listing

@@ -1,4 +1,4 @@
-"""Show a job's events while it runs: a live bar on a terminal, plain lines elsewhere; and log them."""
+"""Show and log a job's events while it runs: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def show_progress(*, quiet: bool = False) -> Iterator[Runner]:
 
 @contextlib.contextmanager
 def show_events() -> Iterator[Listener]:
-    """Yield what shows events of work in this process; everything goes to stderr."""
+    """Yield a listener that shows events of work in this process; everything goes to stderr."""
     console = visible.console(stderr=True, quiet=is_quiet() or is_verbose())
     with _shown_on(console) as show:
         yield show
@@ -52,7 +52,7 @@ def show_events() -> Iterator[Listener]:
 
 @contextlib.contextmanager
 def _shown_on(console: Console) -> Iterator[Listener]:
-    """Yield what shows events: a bar only where a cursor can move, whatever FORCE_COLOR says."""
+    """Yield a listener that shows events: a bar only if the cursor can move, whatever FORCE_COLOR is."""
     if console.quiet or not sys.stderr.isatty() or console.is_dumb_terminal:
         yield _Lines(console)
         return
@@ -62,7 +62,7 @@ def _shown_on(console: Console) -> Iterator[Listener]:
 
 
 def _log(event: Event, details: set[str]) -> None:
-    """Log what has begun or is done. details: those that are in the log."""
+    """Log phases and steps. details: those already in the log."""
     if isinstance(event, Phase):
         _LOG.info("%s", event.name)
     elif isinstance(event, Step):
@@ -73,7 +73,7 @@ def _log(event: Event, details: set[str]) -> None:
 
 
 class _Left(ProgressColumn):
-    """How much of a phase is done, and the time that the rest may take, if its total is known."""
+    """Progress of a phase, and its estimated remaining time if its total is known."""
 
     max_refresh = 0.5
 
@@ -89,7 +89,7 @@ _EVERY_S = 30.0
 
 
 class _Lines:
-    """Print each phase and step as a line, and now and then how far a long phase is."""
+    """Prints each phase and step as a line, and the progress of a long phase at intervals."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -122,7 +122,7 @@ class _Lines:
 
 
 class _Bar:
-    """Keep one bar at the bottom, of the phase under way, and print steps above it."""
+    """Keeps one bar for the current phase at the bottom and prints steps above it."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress, self._name = progress, "start"
@@ -130,7 +130,7 @@ class _Bar:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Phase | Advance) and event.name != self._name:
-            self._progress.remove_task(self._task)  # a bar that is begun anew has its own clock and estimate
+            self._progress.remove_task(self._task)  # a restarted bar gets its own clock and estimate
             self._name = event.name
             self._task = self._progress.add_task(event.name, total=None, rate="")
         if isinstance(event, Advance):
@@ -143,7 +143,7 @@ class _Bar:
 
 
 def _share(done: float, total: float, seconds_left: float | None, rate: str = "") -> str:
-    """Return how much is done, the time that is left if that can be said, and how fast it goes."""
+    """Return the progress, the remaining time if it can be estimated, and the rate."""
     parts = [f"{done:.0f}/{total:.0f}"]
     if seconds_left is not None:
         minutes, seconds = divmod(round(seconds_left), 60)

@@ -144,7 +144,7 @@ def _loaded(
     overrides: Overrides,
     target: str | None,
 ) -> ModelConfig:
-    """Return the config with what the options ask for."""
+    """Return the config with the options applied."""
     settings = [f"quantize.{key}={value}" for key, value in keys.items() if value is not None]
     if layers:
         methods = dict(_parted(pair) for pair in layers)
@@ -166,7 +166,7 @@ def _parted(pair: str) -> tuple[str, str]:
 
 
 def _render(result: QuantizeResult, config: list[str]) -> None:
-    """Say what was made and what comes next. config: with the target, as it is built."""
+    """Print the result and the next steps. config: with the target, as for a build."""
     from rich.text import Text
 
     from trtkit.builder.jobs import QuantizedVision
@@ -184,7 +184,7 @@ def _render(result: QuantizeResult, config: list[str]) -> None:
 
 
 def _loss(quantized: QuantizedVision) -> Text:
-    """Return what the finished model loses on the calibration data, and what to do if that is much."""
+    """Return the finished model's loss on the calibration data, with advice if it is large."""
     from rich.text import Text
 
     if quantized.loss is None:
@@ -200,7 +200,7 @@ _MUCH = 0.1
 
 
 def _losses(scores: Scores) -> Table:
-    """Return the layers that lose most, ranked."""
+    """Return a table of the layers with the most loss."""
     from rich.table import Table
 
     table = Table(
@@ -219,7 +219,7 @@ def _losses(scores: Scores) -> Table:
 
 
 def _with_choice(config: ModelConfig, kept: Sequence[str], fallback: str | None) -> str:
-    """Return the config as YAML, with the layers that a budget left."""
+    """Return the config as YAML with the layers left by a budget."""
     from trtkit.verification.fix import config_yaml
 
     assert config.quantize is not None

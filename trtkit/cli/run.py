@@ -119,7 +119,7 @@ def command(
 def _sinks(
     model: Model, files: Sequence[Path], out: Path | None, predictions: Path | None, open_files: contextlib.ExitStack
 ) -> list[Callable[[Answered], None]]:
-    """Return what writes an answer to each of the files that `open_files` then completes."""
+    """Return the functions that write an answer to each output file; `open_files` closes the files."""
     from trtkit.runtime.saved_answers import AnswerFolder, PredictionsFile
     from trtkit.runtime.tasks.reader import open_reader
 
@@ -140,7 +140,7 @@ def _tell_rate(count: int, seconds: float, description: str, written: Sequence[s
 
 
 def _progress(*, is_shown: bool) -> Progress:
-    """Return a bar on stderr for a terminal that does not get the answers themselves."""
+    """Return a progress bar on stderr, unless the terminal shows the answers themselves."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     from trtkit.cli import visible

@@ -1,4 +1,4 @@
-"""The settings of an answer as options, with transformers' names."""
+"""Generation settings as options, with transformers' names."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -93,12 +93,12 @@ GROUPS = {
         ),
     ),
 }
-"""Options by what they are for, as help lists them."""
+"""Options by purpose, as help lists them."""
 FLAGS = tuple(flag for flags in GROUPS.values() for flag in flags)
 
 
 def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command every option; they arrive as keyword arguments named as in SamplingParams."""
+    """Add all options to a command; they arrive as keyword arguments named as in SamplingParams."""
     for title, flags in reversed(GROUPS.items()):
         command = grouped(title, *map(_option, flags))(command)
     return command
@@ -112,13 +112,13 @@ def _option(flag: Flag) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def flag_of(name: str) -> str:
-    """Return the option that sets a field, as users write it."""
+    """Return the option that sets a field, as users type it."""
     return next((flag.flag.partition("/")[0] for flag in FLAGS if flag.name == name), name)
 
 
 @contextlib.contextmanager
 def faults_by_option() -> Iterator[None]:
-    """Name the options where the settings that they make are at fault. Raises PromptsError."""
+    """Name the options if the settings they set are invalid. Raises PromptsError."""
     from trtkit.llm import PromptsError
     from trtkit.llm.sampling.checks import SettingsError
 
@@ -130,7 +130,7 @@ def faults_by_option() -> Iterator[None]:
 
 
 def read_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that are set, in the form that JSON would have. Raises click.UsageError."""
+    """Return the given settings in their JSON form. Raises click.UsageError."""
     settings = {name: value for name, value in options.items() if value is not None and value != ()}
     return {name: _READERS[name](value) if name in _READERS else _listed(value) for name, value in settings.items()}
 
@@ -162,7 +162,7 @@ def _bias(value: str) -> tuple[int | str, float]:
 
 
 def _schema(value: str) -> str:
-    """Return the schema: the text itself where it is an object or `true`, else a file's."""
+    """Return the schema: the text if it is an object or `true`, else a file's contents."""
     return value if value.lstrip().startswith("{") or value.strip() == "true" else _file("--json-schema", value)
 
 

@@ -1,4 +1,4 @@
-"""Messages next to a result: on stderr and in the log."""
+"""Messages in addition to a result: on stderr and in the log."""
 
 import json
 import os
@@ -16,14 +16,14 @@ JSON_LOG = "trtkit.json_log"
 """Key of a context's `meta`: whether messages are JSON objects."""
 
 
-# Dynamo's lines have a time and a level first; Triton's begin with a letter and the date, `I1128 09:30:00.123456 77 `.
+# Dynamo's lines start with time and level; Triton's with a letter and the date, `I1128 09:30:00.123456 77 `.
 _DYNAMO = re.compile(r"^(\d{4}-\S+Z)\s+(TRACE|DEBUG|INFO|WARN|ERROR)\s+")
 _TRITON = re.compile(r"^([IWEF])\d{4} [\d:.]+ \d+ ")
 _LEVELS: dict[str, Level] = {"WARN": "WARNING", "ERROR": "ERROR", "W": "WARNING", "E": "ERROR", "F": "ERROR"}
 
 
 def say(text: str) -> None:
-    """Tell what happens, unless --quiet; of several ranks that a launcher started, the first speaks."""
+    """Print a message, unless --quiet; of several launched ranks, only the first prints it."""
     _tell(text, "info", is_shown=not is_quiet() and os.environ.get("RANK", "0") == "0")
 
 
@@ -33,7 +33,7 @@ def warn(text: str) -> None:
 
 
 def _tell(text: str, level: str, *, is_shown: bool) -> None:
-    """Log a message, and show it where the log is not on stderr anyway."""
+    """Log a message, and print it if the log is not on stderr anyway."""
     ctx = click.get_current_context(silent=True)
     if ctx is not None and is_logged(ctx):
         import logging
@@ -52,7 +52,7 @@ def is_json() -> bool:
 
 
 def record(process: str, line: str, level: Level | None = None) -> str:
-    """Return the JSON object of a line, with the time and level that the line states."""
+    """Return a line as a JSON object, with the time and level stated in the line."""
     match = _DYNAMO.match(line)
     time = match[1] if match else datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     stated = match[2] if match else triton[1] if (triton := _TRITON.match(line)) else ""

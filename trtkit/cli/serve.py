@@ -118,12 +118,12 @@ _REPOSITORY = (
 
 
 def bundle_options(command: Command) -> Command:
-    """Give a command the options of a language model's bundle."""
+    """Add the options of a language model's bundle to a command."""
     return grouped("A bundle of a language model", *_BUNDLE)(serving_options("serve")(command))
 
 
 def repository_options(command: Command) -> Command:
-    """Give a command the options of Triton's model repository."""
+    """Add the options of Triton's model repository to a command."""
     return grouped("A model repository", *_REPOSITORY)(command)
 
 
@@ -191,7 +191,7 @@ def command(
     """
     from trtkit.bundle.bundle import is_bundle
 
-    # A repository may be in a folder that is called as a shipped config is.
+    # A repository's folder may be named like a shipped config.
     repositories = [path for path in paths if any(Path(path).glob("*/config.pbtxt")) and not is_bundle(Path(path))]
     is_one = not repositories and (len(paths) > 1 or is_bundle(Path(paths[0])) or is_model(paths[0]))
     if repositories and len(paths) > 1:
@@ -212,7 +212,7 @@ def command(
 
 
 def _check_options(context: click.Context, names: Sequence[str], of: str) -> None:
-    """Raise UsageError for an option that only the other kind of server has."""
+    """Raise UsageError for an option that applies only to the other kind of server."""
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name in names and source is click.core.ParameterSource.COMMANDLINE:
@@ -242,12 +242,12 @@ def _serve_repository(repository: Path, options: Options, *, as_json: bool, quie
 
 
 def _interrupt(_signal: int, _frame: object) -> None:
-    """Take SIGTERM as Ctrl-C: a server is stopped by either."""
+    """Treat SIGTERM like Ctrl-C: either stops a server."""
     raise KeyboardInterrupt
 
 
 def _find_server(path: str | None, repository: Path) -> ServerFiles:
-    """Return the server to start; if none is found, the error names the container that serves the repository."""
+    """Return the server to start; if there is none, the error names the container that serves the repository."""
     from trtkit.deployment.triton.elsewhere import container_facts, docker_command
     from trtkit.deployment.triton.repository_check import read_repository
     from trtkit.deployment.triton.server_files import find_server
@@ -257,14 +257,14 @@ def _find_server(path: str | None, repository: Path) -> ServerFiles:
         return find_server(path)
     except DeployError as error:
         if error.where:
-            raise  # one was asked for by name
+            raise  # the user named a server
         line = docker_command(container_facts(read_repository(repository)), repository)
         fix = f"{error.fix} puts one into this environment; or serve it from NVIDIA's container:\n  {line}"
         raise DeployError(error.what, fix=fix) from None
 
 
 def _options(repository: Path, files: ServerFiles, load: tuple[str, ...], options: Options) -> ServeOptions:
-    """Return how to serve, the repository checked. Raises ProblemsError, DeployError."""
+    """Check the repository and return the serving options. Raises ProblemsError, DeployError."""
     from trtkit.deployment.triton.local_server import ServeOptions
     from trtkit.deployment.triton.repository_check import check_repository, needed_flags, remove_bytecode
     from trtkit.errors import DeployError
@@ -299,7 +299,7 @@ def _log_to_stderr(*, quiet: bool) -> Callable[[str], None]:
 
 
 def _serve(server: LocalServer, *, as_json: bool) -> None:
-    """Wait for the models, say how it went, and wait for the end. Raises DeployError where the server ends itself."""
+    """Wait for the models to load, print the result, and wait for the end. Raises DeployError if the server exits."""
     from trtkit.deployment.triton.compatibility import newer_server, server_warning
     from trtkit.deployment.triton.endpoints import server_version
     from trtkit.errors import DeployError
@@ -344,7 +344,7 @@ def _print(endpoints: Endpoints, version: str, states: list[ModelState]) -> None
 
 
 def serve_bundles(bundles: Sequence[str], options: dict[str, Any], *, as_json: bool, quiet: bool) -> None:
-    """Serve until Ctrl-C or SIGTERM. bundles: paths, or the names of models that are built first.
+    """Serve until Ctrl-C or SIGTERM. bundles: paths, or names of models to build first.
 
     Raises DeployError, BundleError, MissingPackageError.
     """
@@ -403,7 +403,7 @@ def serve_bundles(bundles: Sequence[str], options: dict[str, Any], *, as_json: b
 
 
 def _of_each_model(paths: Sequence[str], options: Options) -> list[Options]:
-    """Return what is set for each model alone. Raises UsageError."""
+    """Return the options of each model. Raises UsageError."""
     each: list[Options] = [{} for _ in paths]
     for option in _OF_EACH_MODEL:
         flag = f"--{option.replace('_', '-')}"
@@ -418,7 +418,7 @@ def _of_each_model(paths: Sequence[str], options: Options) -> list[Options]:
 
 
 def _by_model(paths: Sequence[str], flag: str, values: Sequence[str]) -> list[list[str]]:
-    """Return an option's values for each model: of one model as they are, of several written MODEL=VALUE."""
+    """Return an option's values per model: unchanged for one model, else from MODEL=VALUE."""
     if len(paths) == 1:
         return [list(values)]
     from trtkit.config.load import model_name
@@ -437,7 +437,7 @@ def _by_model(paths: Sequence[str], flag: str, values: Sequence[str]) -> list[li
 
 
 def _join(path: Path) -> NoReturn:
-    """Be a rank of the model until rank 0, which serves, is over."""
+    """Run as a rank of the model until rank 0, which serves, exits."""
     from trtkit.bundle.bundle import open_bundle
     from trtkit.llm.execution.open import open_execution
 
@@ -464,7 +464,7 @@ def _warn(fleet: LocalFleet) -> None:
 
 
 def _print_fleet(fleet: LocalFleet, *, as_json: bool) -> None:
-    """Print where the models are, and a request to try."""
+    """Print the models' addresses and an example request."""
     options = fleet.options
     if as_json:
         pids = {"frontend": fleet.frontend_pid, "workers": [member.process.pid for member in fleet.workers]}

@@ -1,4 +1,4 @@
-"""The log of `trtkit serve`: lines of its servers and its own, as text or as JSON objects, on stderr."""
+"""The log of `trtkit serve`: lines of its servers and its own, as text or JSON objects, on stderr."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ LogFormat = Literal["text", "json"]
 
 
 def log_as(form: LogFormat) -> None:
-    """Have the current command log in a form."""
+    """Make the current command log in a form."""
     click.get_current_context().meta[JSON_LOG] = form == "json"
 
 
 def server_log(is_information: Callable[[str], bool], *, quiet: bool) -> Callable[[str, str], None]:
-    """Return what shows a process's line: only one that warns with --quiet, none with --verbose, whose log has all."""
+    """Return a function that shows a process's line.
+
+    With --quiet it shows warnings only; with --verbose none, since the log on stderr has them all.
+    """
     log, is_shown, as_json = logging.getLogger("trtkit.server"), not is_verbose(), is_json()
 
     def show(process: str, line: str) -> None:
@@ -39,7 +42,7 @@ def server_log(is_information: Callable[[str], bool], *, quiet: bool) -> Callabl
 
 @contextmanager
 def errors_in_log() -> Iterator[None]:
-    """Log the error that ends the command, if the log is JSON: a collector reads no other lines."""
+    """Log the error that ends the command if the log is JSON: a collector reads no other lines."""
     try:
         yield
     except TrtkitError as error:

@@ -1,4 +1,4 @@
-"""Flags of `ServingOptions`, for the commands that run or serve a language model."""
+"""`ServingOptions` as flags, for commands that run or serve a language model."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     _Model = TypeVar("_Model", bound=LLM | Replicas)
 
 CANCELLED = 130
-# What the runtime calls its settings otherwise, as flags.
+# Flags whose names differ from the runtime's settings.
 _OTHER_NAMES = {"token_budget": "--prefill-budget", "speculation": "--lookup, --draft", "adapter": "--lora"}
 
 
 class _WeightBudget(click.FloatRange):
-    """GiB, or the word `auto`."""
+    """GiB, or `auto`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value if value == "auto" else super().convert(value, param, ctx)
@@ -42,7 +42,7 @@ def _folders(_context: click.Context, _option: click.Parameter, values: tuple[st
 
 
 def folders_by_name(values: Sequence[str], flag: str | None = None) -> dict[str, str]:
-    """Return folders written NAME=FOLDER. flag: for errors, if click does not know it. Raises BadParameter."""
+    """Return folders from NAME=FOLDER. flag: for errors, if click does not know it. Raises BadParameter."""
     pairs = [value.partition("=") for value in values]
     for value, (name, _, folder) in zip(values, pairs, strict=True):
         if not name or not folder:
@@ -54,7 +54,7 @@ def folders_by_name(values: Sequence[str], flag: str | None = None) -> dict[str,
 
 
 def _weights(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> dict[str, float] | None:
-    """Return users' weights by name, None without any."""
+    """Return users' weights by name; None without any."""
     weights = {}
     for value in values:
         user, _, weight = value.rpartition("=")
@@ -78,7 +78,7 @@ def _flag(item: ServingField, surface: Surface) -> Callable[[Command], Command]:
         "folder": {"metavar": "FOLDER"},
         "bundle": {"metavar": "BUNDLE", "shell_complete": completions.bundles},
         "weights": {"multiple": True, "metavar": "USER=WEIGHT", "callback": _weights},
-        # `trtkit serve` reads what it is given once it knows how many models there are.
+        # `trtkit serve` parses these once it knows how many models there are.
         "folders": {"multiple": True, "metavar": "NAME=FOLDER", "callback": None if surface == "serve" else _folders},
     }
     facts = of_kind[option.kind]
@@ -95,7 +95,7 @@ _SPECULATION = frozenset({"speculate", "lookup", "draft"})
 
 
 def serving_options(surface: Surface, *, without: tuple[str, ...] = ()) -> Callable[[Command], Command]:
-    """Give a command the flags of a surface, in two groups of its help."""
+    """Add the flags of a surface to a command, in two groups of its help."""
     items = [item for name, item in serving_fields(surface).items() if name not in without]
     groups = {
         "Runtime and memory": [item for item in items if item.name not in _SPECULATION],
@@ -106,12 +106,12 @@ def serving_options(surface: Surface, *, without: tuple[str, ...] = ()) -> Calla
 
 
 def serving_option(name: str) -> Callable[[Command], Command]:
-    """Give a command one of the flags."""
+    """Add one of the flags to a command."""
     return _flag(serving_fields("run")[name], "run")
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the flags of ServingOptions, and the other options."""
+    """Return the options that are ServingOptions, and the others."""
     names = {item.name for item in fields(ServingOptions) if option_of(item).surfaces}
     serving = {name: value for name, value in options.items() if name in names}
     return serving, {name: value for name, value in options.items() if name not in names}
@@ -119,7 +119,7 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 @contextlib.contextmanager
 def cancellable() -> Iterator[None]:
-    """Let Ctrl-C end the program with a message that fits a stream: what was printed stays."""
+    """Let Ctrl-C end a streaming command with a message; output so far is kept."""
     try:
         yield
     except KeyboardInterrupt:
@@ -129,7 +129,7 @@ def cancellable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def faults_by_flag() -> Iterator[None]:
-    """Name the flag if a setting of the runtime is at fault. Raises RequestError."""
+    """Name the flag if a setting of the runtime is invalid. Raises RequestError."""
     from trtkit.errors import RequestError
 
     flags = {item.name: flag_of(item) for item in fields(ServingOptions) if option_of(item).surfaces} | _OTHER_NAMES
@@ -159,7 +159,7 @@ def open_replicas(model: TextBundle, options: ServingOptions, source: PromptSour
 
 @contextlib.contextmanager
 def _opened(model: TextBundle, open_model: Callable[[], _Model]) -> Iterator[_Model]:
-    """Open the model, say on stderr what runs it, and in the end whether it left out active neurons."""
+    """Open the model and print what runs it on stderr; at the end, warn if it left out active neurons."""
     say(f"opening {model.path}")
     with faults_by_flag():
         llm = open_model()

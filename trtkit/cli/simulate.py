@@ -87,13 +87,13 @@ _OPTIONS = (
     click.option("--price-per-hour", type=_ABOVE, metavar="X", help="Price per GPU hour."),
     click.option("--html", type=_FILE, metavar="FILE", help="Write an HTML report."),
 )  # fmt: skip
-_HOST_GIB = 2.0  # as EngineOptions.host_cache_bytes
+_HOST_GIB = 2.0  # the default of EngineOptions.host_cache_bytes
 _LONGEST = 1 << 20
 _MAX_PREFILL, _PAGE_TOKENS = 512, 16
 
 
 def simulate_options(command: Command) -> Command:
-    """Give a command the options of a simulation."""
+    """Add the options of a simulation to a command."""
     return functools.reduce(lambda inner, option: option(inner), reversed(_OPTIONS), command)
 
 
@@ -122,7 +122,7 @@ def read_traffic_options(options: Mapping[str, Any]) -> Traffic:
 def read_fleet(
     path: str | None, traffic: Traffic, options: Mapping[str, Any], runner: Runner
 ) -> tuple[FleetOptions, tuple[str, ...]]:
-    """Return the replicas and what is assumed of them. Raises TrtkitError."""
+    """Return the replicas and the assumptions about them. Raises TrtkitError."""
     from trtkit.simulation.fleet import FleetOptions
 
     longest = options["max_length"] or int((traffic.input_tokens + traffic.output_tokens).max())
@@ -160,7 +160,7 @@ def _measured(longest: int, options: Mapping[str, Any]) -> tuple[ReplicaOptions,
 def _planned(
     path: str, longest: int, options: Mapping[str, Any], runner: Runner
 ) -> tuple[ReplicaOptions, tuple[str, ...]]:
-    """Return replicas that run a model on a GPU, with the times of its roofline."""
+    """Return replicas that run a model on a GPU, with step times from its roofline."""
     from trtkit.builder.decoders import llm_options
     from trtkit.errors import SimulationError
     from trtkit.llm.scheduler import ScheduleOptions
@@ -220,7 +220,7 @@ def _planned(
 
 
 def _caches(model: PlannedModel, question: PlanningQuestion, kv: Caches | None) -> tuple[Caches, int]:
-    """Return the kind of caches, and the tokens of a page, by the options or by the config of the model."""
+    """Return the kind of caches and the page size in tokens, from the options or the model's config."""
     from trtkit.builder.decoders import llm_options
     from trtkit.planning.paged import copied_pages
 
@@ -232,7 +232,7 @@ def _caches(model: PlannedModel, question: PlanningQuestion, kv: Caches | None) 
 
 
 def _slots(model: PlannedModel, slots: int | None) -> int | None:
-    """Return how many sequences run at once, None for as many as fit; a bundle has been built for a number of them."""
+    """Return the number of slots; None for as many as fit. A bundle was built for a fixed number."""
     from trtkit.builder.decoders import llm_options
     from trtkit.errors import SimulationError
 
@@ -246,7 +246,7 @@ def _slots(model: PlannedModel, slots: int | None) -> int | None:
 
 
 def _with_blocks(replica: ReplicaOptions, traffic: Traffic) -> ReplicaOptions:
-    """Let prompts share the traffic's blocks, in whole pages."""
+    """Share the traffic's blocks between prompts, in whole pages."""
     from trtkit.errors import SimulationError
 
     if not traffic.hash_ids:
@@ -316,7 +316,7 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
 
 
 def _simulate(path: str | None, options: Mapping[str, Any], runner: Runner) -> Simulation:
-    """Find the traffic and the machine, then simulate, once or for several numbers of replicas."""
+    """Find the traffic and the machine, then simulate, once or for several replica counts."""
     from trtkit.benchmarking.metrics import parse_objectives
     from trtkit.simulation.report import Simulation
     from trtkit.simulation.search import find_replicas
@@ -335,7 +335,7 @@ def _simulate(path: str | None, options: Mapping[str, Any], runner: Runner) -> S
 def _runner(
     traffic: Traffic, fleet: FleetOptions, objectives: Mapping[str, float], price: float | None, runner: Runner
 ) -> Callable[[int], Summary]:
-    """Return what simulates a number of replicas. price: of an hour. runner: is told the progress."""
+    """Return a function that simulates a replica count. price: per hour. runner: receives the progress."""
     from trtkit.jobs.events import Progress
     from trtkit.simulation.fleet import simulate
     from trtkit.simulation.summary import summarize

@@ -1,4 +1,4 @@
-"""Tables for people: 80 columns, no color without a terminal."""
+"""Tables for people: 80 columns, no color except on a terminal."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from trtkit.report.tables import Part
 
-# Columns that are set to the right.
+# Right-aligned columns.
 _NUMBERS = {
     "layers", "FLOP", "bytes moved", "moved", "size", "relative RMS error", "error", "max abs error", "cosine",
     "largest", "fp16", "bf16", "fp8", "flushed to 0 in fp16",
 }  # fmt: skip
-# From so many on, columns are one space apart: two would break names in 80 columns.
+# With this many columns, they are one space apart: two would break names in 80 columns.
 _MANY_COLUMNS = 10
-# Columns of a console that holds everything.
+# Width of a console that holds everything.
 _WIDEST = 10_000
 
 
@@ -37,7 +37,7 @@ def console() -> Console:
 
 
 def as_text(parts: Iterable[Part]) -> str:
-    """Return tables and texts as they are printed in 80 columns, without color."""
+    """Return tables and texts as printed in 80 columns, without color."""
     from rich.console import Console
 
     out = Console(width=80, color_system=None, force_terminal=False)
@@ -48,12 +48,12 @@ def as_text(parts: Iterable[Part]) -> str:
 
 
 def show(parts: Iterable[Part | RenderableType]) -> None:
-    """Print tables and texts with an empty line between them; in a pipe that says no width, paths are whole."""
+    """Print tables and texts separated by empty lines; in a pipe of unknown width, paths are not broken."""
     out, is_fixed = console(), sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
     for index, part in enumerate(map(rendered, parts)):
         if index:
             out.print()
-        if isinstance(part, Table) and part.title:  # which rich would break to the width of a narrow table
+        if isinstance(part, Table) and part.title:  # rich would wrap it to the width of a narrow table
             out.print(Text(str(part.title), part.title_style or ""))
             part.title = None
         width = _width_for_paths(part, out) if isinstance(part, Table) and not is_fixed else None
@@ -71,7 +71,7 @@ _STYLES = {"": "", "warning": "yellow", "good": "green", "bad": "red"}
 
 
 def rendered(part: Part | RenderableType) -> RenderableType:
-    """Return a part of a report as rich prints it; what rich prints already as it is."""
+    """Return a part of a report as a rich renderable; renderables are unchanged."""
     match part:
         case tables.Note():
             style = _STYLES[part.style]
@@ -120,7 +120,7 @@ def _cell(value: tables.Value) -> str | Text:
 
 
 def _width_for_paths(table: Table, out: Console) -> int | None:
-    """Return the width in which no path of a table is broken, None if the console's is enough."""
+    """Return the width at which no path in a table is broken; None if the console's is enough."""
     for column in table.columns:
         words = (word for cell in column.cells if isinstance(cell, str) for word in cell.split())
         paths = [len(word) for word in words if "/" in word and Path(word.strip(",;:()")).exists()]
@@ -138,7 +138,7 @@ def pairs(title: str | None = None) -> Table:
 
 
 def listing(title: str, *columns: str) -> Table:
-    """Return a table whose first column is text and whose last ones are numbers."""
+    """Return a table whose first column is text and whose last columns are numbers."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="cyan")
     for column in columns:
         is_number = column in _NUMBERS

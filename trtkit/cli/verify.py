@@ -105,7 +105,7 @@ def command(
 
 
 def _check_outputs(path: str, html: Path | None, fix: Path | None) -> None:
-    """Refuse what could not be written after the work is done."""
+    """Refuse outputs that could not be written once the work is done."""
     from trtkit.bundle.bundle import is_bundle_folder
 
     check_page(html)
@@ -121,7 +121,7 @@ def _verify(
     target: str | None,
     runner: Runner,
 ) -> Report:
-    """Verify a bundle as it stands, or the network of a config."""
+    """Verify a bundle as it is, or the network of a config."""
     from trtkit.bundle.bundle import Bundle
     from trtkit.deployment.make_known import verify_and_remember
     from trtkit.verification.verify import verify_config

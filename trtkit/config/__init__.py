@@ -1,4 +1,4 @@
-"""What a user asks for: one YAML file, checked before anything is done."""
+"""A model's config: one YAML file, validated before any work."""
 
 from trtkit.config.load import load_config, shipped_configs
 from trtkit.config.schema import BuildOptions, DimRange, ModelConfig, ShapeRange, Source, TorchSource

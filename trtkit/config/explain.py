@@ -1,4 +1,4 @@
-"""Say pydantic's validation errors in the words of a config's user."""
+"""Convert pydantic's validation errors to errors in the terms of a config's user."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _NESTED = re.compile(r"valid dictionary or instance of \w+")
 def explain(
     error: ValidationError, model: type[BaseModel], where: Where, shown_by: str = "trtkit config schema"
 ) -> list[Problem]:
-    """Turn each fault into a Problem that names key, line, allowed values and the nearest known key.
+    """Convert each error to a Problem that names key, line, allowed values and the nearest known key.
 
-    shown_by: the command that shows all keys; if there is none, the Problem lists them.
+    shown_by: the command that shows all keys; if empty, the Problem lists them.
     """
     problems = []
     for detail in error.errors(include_url=False):
@@ -37,7 +37,7 @@ def explain(
 
 
 def _is_union_tag(part: str | int) -> bool:
-    """Whether pydantic put the name of a union's member into the path."""
+    """Whether a path component is the name of a union's member, which pydantic adds."""
     return isinstance(part, str) and ("[" in part or part in {"DimRange", "ShapeRange", "int", "str"})
 
 
@@ -59,7 +59,7 @@ def _message(detail: ErrorDetails, model: type[BaseModel], key_path: KeyPath, sh
 
 
 def _unknown_key(model: type[BaseModel], key_path: KeyPath, shown_by: str) -> tuple[str, str]:
-    """Name the unknown key, the known ones that are close to it, and all if they are few."""
+    """Return a problem text and a fix for an unknown key, with similar keys, and all keys if they are few."""
     parent = _model_at(model, key_path[:-1])
     known = sorted(parent.model_fields) if parent else []
     key = str(key_path[-1])
@@ -69,7 +69,7 @@ def _unknown_key(model: type[BaseModel], key_path: KeyPath, shown_by: str) -> tu
 
 
 def _model_at(model: type[BaseModel], key_path: KeyPath) -> type[BaseModel] | None:
-    """Return the model class found at `key_path` below `model`."""
+    """Return the model class at `key_path` below `model`."""
     current: Any = model
     for part in key_path:
         fields = {name: field.annotation for model in _models(current) for name, field in model.model_fields.items()}
@@ -82,13 +82,13 @@ def _model_at(model: type[BaseModel], key_path: KeyPath) -> type[BaseModel] | No
 
 
 def _models(annotation: object) -> list[type[BaseModel]]:
-    """Return the model classes among the members of a union."""
+    """Return the model classes among a union's members."""
     members = (member for member in _members(annotation) if isinstance(member, type))
     return [member for member in members if issubclass(member, BaseModel)]
 
 
 def _members(annotation: Any) -> list[Any]:
-    """Return the members of a union, or the annotation alone."""
+    """Return a union's members, or the annotation alone."""
     if typing.get_origin(annotation) is typing.Union or type(annotation).__name__ == "UnionType":
         return [member for member in typing.get_args(annotation) if member is not type(None)]
     return [annotation]

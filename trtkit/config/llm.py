@@ -11,7 +11,7 @@ from trtkit.dtypes import Precision
 _PAGE_TOKENS = 16
 _PREFILL_LENGTH = 512
 BUILT_IN = "built-in"
-"""A draft head whose weights are in the model's own checkpoint, in place of a folder."""
+"""Value of `llm.speculator` for a draft head in the model's own checkpoint, instead of a folder."""
 
 
 class LoraOptions(StrictModel):
@@ -109,7 +109,7 @@ class LlmOptions(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _has_logits_to_check(cls, fields: object) -> object:
-        """Guesses are checked by the logits of all tokens."""
+        """Set `logits: all` with a speculator: guesses are checked with the logits of all tokens."""
         if not isinstance(fields, dict) or fields.get("speculator") is None:
             return fields
         if fields.get("logits", "all") != "all":
@@ -148,7 +148,7 @@ class LlmOptions(StrictModel):
 
     @property
     def page_size(self) -> int | None:
-        """Tokens of a page; None if caches are linear."""
+        """Tokens per page; None if caches are linear."""
         return None if self.kv == "linear" else self.page_tokens or _PAGE_TOKENS
 
 

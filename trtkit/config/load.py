@@ -1,4 +1,4 @@
-"""Load a config: YAML file, then `--target`, then `--set`; every fault in one error, with its line."""
+"""Load a config: YAML file, then `--target`, then `--set`; all problems in one error, with line numbers."""
 
 import copy
 import json
@@ -19,7 +19,7 @@ from trtkit.dtypes import stated_precision
 from trtkit.errors import BundleError, ConfigError, Problem, SourceError, did_you_mean
 from trtkit.files import MANIFEST, json_fault, read_text
 
-# Keys whose text is a path: relative to the config's folder in a file, to the current folder in `--set`; `*`: any key.
+# Keys whose value is a path: relative to the config's folder in a file, to the current folder in `--set`; `*`: any key.
 _PATH_KEYS: tuple[KeyPath, ...] = (
     ("source", "onnx"),
     ("source", "hf"),
@@ -33,20 +33,20 @@ _PATH_KEYS: tuple[KeyPath, ...] = (
     ("llm", "sparse_ffn", "calibration", "data"),
     ("quantize", "parts", "*", "calibration", "data"),
 )
-# Words that may take the place of a path.
+# Words allowed instead of a path.
 _WORDS: dict[KeyPath, str] = {("llm", "speculator"): BUILT_IN}
 
 
-# Suffixes of configs, and keys of `source` by the suffixes of models' files; large letters are as good.
+# Suffixes of configs, and keys of `source` by suffixes of model files; case is ignored.
 _CONFIG_SUFFIXES = (".yaml", ".yml")
 _FILE_KINDS = {".onnx": "onnx", ".gguf": "gguf"}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-# Folders that trtkit writes: a path below one of them is not a hub id, even if the folder does not exist yet.
+# Folders that trtkit writes to: a path below one is not a hub id, even if the folder does not exist yet.
 _OUTPUT_FOLDERS = ("bundles", "quantized", "models", ".", "..")
 
 
 def configs_folder() -> Path:
-    """Return the folder of shipped configs: inside an installed wheel, or next to the package in a checkout."""
+    """Return the folder of shipped configs: in an installed wheel, or next to the package in a checkout."""
     package = Path(__file__).parents[1]
     installed = package / "_configs"
     return installed if installed.is_dir() else package.parent / "configs"
@@ -58,7 +58,7 @@ def shipped_configs() -> list[str]:
 
 
 def find_config(name: str) -> Path:
-    """Return the config file called `name`: a path, or a shipped config with or without `.yaml`."""
+    """Return the config file `name`: a path, or a shipped config with or without `.yaml`."""
     path = Path(name)
     if path.is_file():
         return path
@@ -75,47 +75,47 @@ def find_config(name: str) -> Path:
 
 
 def file_kind(path: str | Path) -> str | None:
-    """Return what a file is by its suffix: `config`, or the key of `source` that names it; None for other paths."""
+    """Return a file's kind by its suffix: `config`, or the key of `source` that takes it; None for other paths."""
     suffix = Path(path).suffix.lower()
     return "config" if suffix in _CONFIG_SUFFIXES else _FILE_KINDS.get(suffix)
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name is one of a model on Hugging Face's hub, and not a path here."""
+    """Whether a name is a model id of the Hugging Face hub and not a local path."""
     if file_kind(name) is not None or not _HUB_ID.fullmatch(name):
         return False
     return name.partition("/")[0] not in _OUTPUT_FOLDERS and not Path(name).parent.is_dir()
 
 
 def fetch_fix(name: str) -> str:
-    """Return what to do about a hub id where a path is expected."""
+    """Return the fix for a hub id given instead of a path."""
     return f"if it is a model on Hugging Face's hub: `trtkit build {name}` downloads and builds it"
 
 
 def model_name(path: Path) -> str:
-    """Return the name of a model's file or folder; of a copy in the hub's cache, its repository's."""
+    """Return the name of a model's file or folder; for a snapshot in the hub's cache, the repository's name."""
     if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
         return path.parent.parent.name.rpartition("--")[2]
     return path.name if file_kind(path) is None else path.stem
 
 
 def _near(name: str) -> str:
-    """Return a question with names that are close to one that is not there: configs, and in a folder what it holds."""
+    """Return a "did you mean" text for a missing path: shipped configs, and models or bundles in its folder."""
     siblings = Path(name).expanduser().parent.glob("*")
     models = [str(path) for path in siblings if file_kind(path) is not None or (path / MANIFEST).is_file()]
     return did_you_mean(name, [*shipped_configs(), *models])
 
 
 def load_config(name: str, overrides: Sequence[str | Override] = (), target: str | None = None) -> ModelConfig:
-    """Load the config `name`; `overrides` are `key.path=value` texts, values in YAML.
+    """Load the config `name` with `overrides`, texts `key.path=value` with YAML values.
 
-    Raises ConfigError with every fault found.
+    Raises ConfigError with every problem.
     """
     return _finish(read_yaml(find_config(name)), overrides, target)
 
 
 def _finish(file: YamlFile, overrides: Sequence[str | Override], target: str | None) -> ModelConfig:
-    """Lay `overrides` and `target` over the file's data and check the whole."""
+    """Apply `overrides` and `target` to the file's data and validate the result."""
     data = _anchor_paths(copy.deepcopy(file.data), file.path.parent)
     origins: dict[KeyPath, str] = {}
     for override in map(_anchored, read_overrides(overrides)):
@@ -129,12 +129,12 @@ def _finish(file: YamlFile, overrides: Sequence[str | Override], target: str | N
 
 
 def find_model_config(path: str, overrides: Sequence[str | Override] = (), target: str | None = None) -> ModelConfig:
-    """Return the config that `path` represents.
+    """Return the config for `path`.
 
-    path: a YAML file or the name of a shipped config; or a model itself, with all defaults but the `overrides`: an
-    .onnx or .gguf file, or a folder that transformers or TensorRT-LLM saved.
+    path: a YAML file or the name of a shipped config; or a model itself, with all defaults except the `overrides`: an
+    .onnx or .gguf file, or a folder saved by transformers or TensorRT-LLM.
 
-    Raises ConfigError, also for a folder of a model whose name is a shipped config's; SourceError; BundleError for a
+    Raises ConfigError, also for a model's folder that is named like a shipped config; SourceError; BundleError for a
     bundle, which is built already.
     """
     local_path = Path(_anchor(path, Path())) if path.startswith("~") else Path(path)
@@ -149,7 +149,7 @@ def find_model_config(path: str, overrides: Sequence[str | Override] = (), targe
 
 
 def source_kind(path: Path) -> str:
-    """Return which key of `source` names a model's file or folder. Raises SourceError if it is not a model."""
+    """Return the key of `source` for a model's file or folder. Raises SourceError if it is not a model."""
     if not path.exists():
         raise SourceError("no such file", str(path), f"{_near(str(path))}check the path")
     kind = file_kind(path)
@@ -163,21 +163,21 @@ def source_kind(path: Path) -> str:
 def config_for_source(
     kind: str, path: Path, overrides: Sequence[str | Override] = (), target: str | None = None
 ) -> ModelConfig:
-    """Return the config that a bare source represents: all defaults but the `overrides`. kind: a key of `source`.
+    """Return the config for a bare source: all defaults except the `overrides`. kind: a key of `source`.
 
-    A language model's precision is that of its weights, if its config.json states one of trtkit's; so is that of a
-    vision-language model.
+    The precision of a language or vision-language model is that of its weights, if its config.json states one that
+    trtkit supports.
     """
     data: dict[str, object] = {"source": {kind: str(path.resolve())}, **(_of_weights(path) if kind == "hf" else {})}
     return _finish(YamlFile(path if path.name else path.resolve(), data, {}), overrides, target)
 
 
 def _of_weights(folder: Path) -> dict[str, object]:
-    """Return the precision of a language model's weights by its folder; whoever reads the folder says what it lacks."""
+    """Return the precision of a language model's weights from its folder; a bad folder is reported when it is read."""
     try:
         fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         names = [str(name) for name in fields.get("architectures") or ()]
-        # The names of encoder-decoder models, which are built in fp32, end as those of vision-language models do.
+        # Class names of encoder-decoder models, which are built in fp32, end like those of vision-language models.
         ends = ("ForCausalLM", "ForConditionalGeneration") if "vision_config" in fields else ("ForCausalLM",)
         is_language_model = any(name.endswith(ends) for name in names)
         precision = stated_precision(fields)
@@ -195,7 +195,7 @@ def changed_config(config: ModelConfig, keys: Mapping[str, object]) -> ModelConf
 
 
 def _folder_kind(folder: Path) -> str:
-    """Return which kind of source a folder is. Raises SourceError if it is not one, BundleError for a bundle."""
+    """Return a folder's kind of source. Raises SourceError if it is not a model, BundleError for a bundle."""
     if (folder / MANIFEST).is_file():
         fix = "give its config; bundles work with verify, inspect, plan, run, generate, chat, eval, bench and deploy"
         raise BundleError("a bundle is already built", str(folder), fix)
@@ -211,7 +211,7 @@ def _folder_kind(folder: Path) -> str:
 
 
 def _validate(data: dict[str, Any], file: YamlFile, origins: dict[KeyPath, str]) -> ModelConfig:
-    """Check `data`; faults point at the file's line or at the option that set the key."""
+    """Validate `data`; errors refer to the file's line or to the option that set the key."""
 
     def where(key_path: KeyPath) -> str:
         for length in range(len(key_path), 0, -1):
@@ -227,7 +227,7 @@ def _validate(data: dict[str, Any], file: YamlFile, origins: dict[KeyPath, str])
 
 
 def _anchor_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Make the file's relative paths relative to its folder."""
+    """Resolve relative paths against the file's folder."""
     for key_path in _PATH_KEYS:
         for parent in _below(data, key_path[:-1]):
             value = parent.get(key_path[-1])
@@ -253,7 +253,7 @@ def _is_path(key_path: KeyPath) -> bool:
 
 
 def _anchored(override: Override) -> Override:
-    """Return an override, a path in it made absolute under the current folder."""
+    """Return an override with a relative path resolved against the current folder."""
     value, is_word = override.value, override.value == _WORDS.get(override.key_path)
     if _is_path(override.key_path) and isinstance(value, str) and not is_word:
         return replace(override, value=_anchor(value, Path.cwd()))
@@ -261,13 +261,13 @@ def _anchored(override: Override) -> Override:
 
 
 def _anchor(path: str, folder: Path) -> str:
-    """Return `path` as an absolute path under `folder`; URLs such as `package://` stay."""
+    """Return `path` resolved against `folder`; URLs such as `package://` are unchanged."""
     try:
         return path if "://" in path else str((folder / Path(path).expanduser()).resolve())
-    except (RuntimeError, ValueError) as error:  # `~` of a user that does not exist, a zero byte
+    except (RuntimeError, ValueError) as error:  # `~` of an unknown user, a NUL byte
         raise ConfigError("invalid config", [Problem(f"`{path!r}` is not a path: {str(error).lower()}")]) from None
 
 
 def _safe_name(stem: str) -> str:
-    """Replace what a bundle name may not contain."""
+    """Replace characters that bundle names may not contain."""
     return "".join(char if char.isalnum() or char in "._-" else "-" for char in stem)

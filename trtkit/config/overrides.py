@@ -1,4 +1,4 @@
-"""Change keys of a config's data: `--set key.path=value` of a command, keyword arguments of the Python API."""
+"""Override keys of a config: `--set key.path=value` of commands, keyword arguments of the Python API."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Override:
 
 
 def read_overrides(overrides: Sequence[str | Override]) -> list[Override]:
-    """Return overrides, texts of `--set` parsed. Raises ConfigError."""
+    """Return parsed overrides from texts of `--set`. Raises ConfigError."""
     return [
         item if isinstance(item, Override) else Override(*parse_override(item), f"--set {item}") for item in overrides
     ]
 
 
 def keyword_overrides(keys: Mapping[str, object]) -> tuple[Override, ...]:
-    """Return the overrides that keyword arguments represent.
+    """Return the overrides for keyword arguments.
 
-    A name may hold dots (`llm.logits`). A mapping sets the keys that it has and leaves the others; an empty one, like
-    any other value, replaces what is there.
+    A name may contain dots (`llm.logits`). A mapping sets only the keys that it contains; an empty one, like any other
+    value, replaces the old value.
     """
     return tuple(override for name, value in keys.items() for override in _nested(_key_path(name), value))
 
@@ -60,7 +60,7 @@ def _nested(key_path: KeyPath, value: object) -> Iterator[Override]:
 
 
 def parse_override(text: str) -> tuple[KeyPath, Any]:
-    """Split `key.path=value`; digits are list indices, the value is YAML."""
+    """Split `key.path=value`; digits are list indices, the value is parsed as YAML."""
     key, equals, raw = text.partition("=")
     if not equals or not key:
         raise _error(f"--set {text}", "an override is `key.path=value`, such as `precision=fp16`")
@@ -77,7 +77,7 @@ def _key_path(key: str) -> KeyPath:
 
 
 def apply_override(data: dict[str, Any], key_path: KeyPath, value: Any, origin: str) -> None:
-    """Set `value` at `key_path`, making mappings on the way if there are none."""
+    """Set `value` at `key_path`, creating missing containers on the way."""
     parent: Any = data
     for part, following in itertools.pairwise(key_path):
         parent = _step_into(parent, part, following, origin)
@@ -88,7 +88,7 @@ def apply_override(data: dict[str, Any], key_path: KeyPath, value: Any, origin: 
 
 
 def _put(parent: Any, key: str | int, value: Any, origin: str) -> None:
-    """Set one entry of a mapping or a list."""
+    """Set one entry of a mapping or list."""
     if isinstance(parent, dict):
         parent[str(key)] = value
     elif isinstance(parent, list) and isinstance(key, int) and key <= len(parent):
@@ -100,7 +100,7 @@ def _put(parent: Any, key: str | int, value: Any, origin: str) -> None:
 
 
 def _step_into(parent: Any, part: str | int, following: str | int, origin: str) -> Any:
-    """Return the child `part`, made where it is missing: a list where an index follows, else a mapping."""
+    """Return the child `part`, created if missing: a list if an index follows, else a mapping."""
     child: Any = [] if isinstance(following, int) else {}
     if isinstance(parent, dict):
         if parent.get(str(part)) is None:
@@ -118,7 +118,7 @@ def _error(origin: str, what: str) -> ConfigError:
 
 
 def key_paths(model: type[BaseModel]) -> Iterator[str]:
-    """Yield every key that takes a value, such as `llm.max_batch_size`; of mappings and lists, their own key."""
+    """Yield every key that takes a value, such as `llm.max_batch_size`; a mapping or list only as one key."""
     for name, field in model.model_fields.items():
         nested = model_in(field.annotation)
         if nested is None:
@@ -128,7 +128,7 @@ def key_paths(model: type[BaseModel]) -> Iterator[str]:
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the model that a field holds, itself or None; no model of a list's or a mapping's."""
+    """Return the model class of a field, optional or not; None for others, including lists and mappings of models."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if typing.get_origin(annotation) in {list, tuple, dict}:

@@ -1,4 +1,4 @@
-"""Quantization of a model: how, of which layers, and on which data its scales are measured."""
+"""Quantization options: the method, the layers and the calibration data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Calibration(StrictModel):
     length: StrictInt = Field(512, ge=2, description="Tokens per text window.")
 
 
-# What asks for other layers or caches than a file holds.
+# Options that change the layers or caches stored in a file.
 _CHANGES = ("layers", "exclude", "kv_cache", "head", "block", "zero_points", "smoothing")
 
 
@@ -76,23 +76,23 @@ class PartOptions(StrictModel):
 
     @property
     def keeps_stored(self) -> bool:
-        """Whether layers stay as a GGUF file holds them."""
+        """Whether layers keep the format of a GGUF file."""
         return self.method == AS_STORED
 
     def types(self, fallback: str | None = None) -> set[str]:
-        """Return the types of quantized layers and caches. fallback: the method of layers that a budget leaves."""
+        """Return the types of quantized layers and caches. fallback: the method of layers left by a budget."""
         names = {self.method, *self.layers.values(), fallback}
         caches = {self.kv_cache} if self.kv_cache else set()
         return {METHODS[name].dtype.name for name in names if name in METHODS} | caches
 
 
 def _read_sparsity(value: object) -> object:
-    """Undo what YAML makes of 2:4, a number to the base of 60."""
+    """Convert 2:4 back from the base-60 number that YAML reads."""
     return "2:4" if value == 2 * 60 + 4 else value
 
 
 def _read_part(value: Any) -> Any:
-    """Turn the short form into the mapping."""
+    """Convert the short form to a mapping."""
     return {"method": value} if isinstance(value, str) else value
 
 
@@ -138,7 +138,7 @@ class QuantizeOptions(PartOptions):
         return self
 
     def of(self, part: str) -> PartOptions:
-        """Return the options of a hybrid's part; data that it does not name itself is the section's."""
+        """Return the options of a hybrid's part; its calibration data defaults to the section's."""
         options = self.parts.get(part, self)
         if options.calibration.data is not None:
             return options
@@ -146,5 +146,5 @@ class QuantizeOptions(PartOptions):
 
 
 def whole(options: PartOptions) -> QuantizeOptions:
-    """Return a part's options as those of a model of its own. Raises ValueError where nothing is to be quantized."""
+    """Return a part's options as those of a whole model. Raises ValueError if nothing would be quantized."""
     return QuantizeOptions(**{name: getattr(options, name) for name in PartOptions.model_fields})

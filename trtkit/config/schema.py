@@ -51,7 +51,7 @@ class ShapeRange(StrictModel):
 
 
 def _read_range(value: Any) -> Any:
-    """Turn the short forms of a range into its mapping."""
+    """Convert the short forms of a range to a mapping."""
     if isinstance(value, int) and not isinstance(value, bool):
         return DimRange(min=value, opt=value, max=value)
     if isinstance(value, list | tuple):
@@ -67,7 +67,7 @@ def _read_range(value: Any) -> Any:
 
 _RangeForms = StrictInt | tuple[StrictInt, ...] | tuple[tuple[StrictInt, ...], ...] | DimRange | ShapeRange
 Range = Annotated[DimRange | ShapeRange, BeforeValidator(_read_range, json_schema_input_type=_RangeForms)]
-# By symbolic dimension (`batch`), by input (`images`) or by an input's axis (`images.2`).
+# By symbolic dimension (`batch`), input (`images`) or input axis (`images.2`).
 Profile = dict[str, Range]
 
 
@@ -212,11 +212,11 @@ class ModelConfig(StrictModel):
 
     @property
     def engine_nms(self) -> Boxes | None:
-        """The boxes that NMS in the network selects, None if there is no NMS in it."""
+        """The boxes that NMS in the network selects; None without NMS in it."""
         return None if self.task is None or not self.task.has_engine_nms else self.task.boxes
 
     def with_host_nms(self) -> ModelConfig:
-        """Return the config of the same network before NMS."""
+        """Return the config of the same network without NMS, which then runs on the host."""
         if self.task is None or self.task.boxes is None:
             return self
         boxes = self.task.boxes.model_copy(update={"nms": "host"})

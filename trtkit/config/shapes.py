@@ -1,4 +1,4 @@
-"""`--shapes` of a command: the shapes of inputs as text, as the config's `profiles`."""
+"""`--shapes` of commands: input shapes as text, converted to the config's `profiles`."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -11,10 +11,10 @@ _FIX = "write INPUT:SHAPE or INPUT:MIN,OPT,MAX, such as `images:1x3x224x224,8x3x
 
 
 def shapes_override(texts: Sequence[str]) -> Override:
-    """Return one profile out of texts such as `images:1x3x224x224`, which fixes a shape, or `images:MIN,OPT,MAX`.
+    """Return an override of one profile, from texts such as `images:1x3x224x224` (fixed) or `images:MIN,OPT,MAX`.
 
-    A text may name several inputs, with commas between them as in trtexec: `ids:1x8,1x64,1x128,mask:1x1`.
-    Raises ConfigError with every fault.
+    A text may name several inputs, separated by commas as in trtexec: `ids:1x8,1x64,1x128,mask:1x1`.
+    Raises ConfigError with every problem.
     """
     profile: dict[str, list[list[int]]] = {}
     problems = []
@@ -31,7 +31,7 @@ def shapes_override(texts: Sequence[str]) -> Override:
 
 
 def _inputs(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield each input with its shapes; a name may hold a colon, as TensorFlow's do."""
+    """Yield each input with its shapes; a name may contain a colon, as in TensorFlow."""
     name = ""
     shapes: list[str] = []
     for part in text.split(","):
@@ -45,7 +45,7 @@ def _inputs(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _fault(name: str, shapes: Sequence[str], earlier: dict[str, list[list[int]]]) -> str | None:
-    """Return what is wrong with the shapes of an input, None if nothing is."""
+    """Return the problem with an input's shapes; None if they are valid."""
     if not name:
         return "no input is named"
     for shape in shapes:

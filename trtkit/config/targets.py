@@ -12,7 +12,7 @@ from trtkit.config.yaml_file import read_yaml
 from trtkit.errors import ConfigError, Problem
 
 OLDEST_OF_TENSORRT = 75
-"""TensorRT 11 needs compute capability 7.5, Turing, or newer."""
+"""The oldest compute capability that TensorRT 11 supports: 7.5, Turing."""
 
 
 class Target(StrictModel):
@@ -27,18 +27,18 @@ class Target(StrictModel):
 
     @property
     def label(self) -> str:
-        """The name, with the GPUs that an engine is for where the name does not say them."""
+        """The name, with the GPUs that the target is limited to if the name does not state them."""
         names = ", ".join(f"sm{capability}" for capability in self.compute_capabilities)
         return self.name if names in ("", self.name) else f"{self.name} ({names})"
 
 
 def shipped_targets() -> list[str]:
-    """Return the names of the targets that come with trtkit."""
+    """Return the names of the shipped targets."""
     return sorted(path.stem for path in (configs_folder() / "targets").glob("*.yaml"))
 
 
 def load_target(name: str) -> Target:
-    """Return the shipped target called `name`. Raises ConfigError if there is none."""
+    """Return the shipped target `name`. Raises ConfigError if there is none."""
     path = configs_folder() / "targets" / f"{name}.yaml"
     if name not in shipped_targets():
         raise _unknown(name)
@@ -50,7 +50,7 @@ def load_target(name: str) -> Target:
 
 
 def _unknown(name: str) -> ConfigError:
-    """Return the error for a target that is not shipped; compute capabilities have a way of their own."""
+    """Return the error for an unknown target; compute capabilities get specific advice."""
     known = Problem(f"known targets: {', '.join(shipped_targets())}")
     match = re.fullmatch(r"sm_?(\d{2,3})", name.lower())
     if match is None:

@@ -1,4 +1,4 @@
-"""What a model is for: how its inputs are made, how its outputs are read, and how near they must come."""
+"""A model's task: preprocessing of inputs, interpretation of outputs, tolerances of verification."""
 
 from typing import Annotated, Literal, Self
 
@@ -10,7 +10,7 @@ Size = Annotated[StrictInt, Field(ge=1)]
 PerChannel = tuple[float, float, float]
 
 _MOST_IN_ENGINE = 3840
-"""Boxes that TensorRT's TopK can return."""
+"""The most boxes that TensorRT's TopK can return."""
 
 
 class Resize(StrictModel):
@@ -143,7 +143,7 @@ class Task(StrictModel):
 
     @property
     def has_engine_nms(self) -> bool:
-        """Whether the network's outputs are boxes that it suppressed itself."""
+        """Whether NMS runs in the network."""
         return self.boxes is not None and self.boxes.nms == "engine"
 
 

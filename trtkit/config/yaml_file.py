@@ -1,4 +1,4 @@
-"""Read YAML with the line of every key, so that errors can point at it."""
+"""Read YAML with the line number of every key, for error messages."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,26 +14,26 @@ _MAX_MIB, _MAX_VALUES = 16, 100_000
 
 
 class _TooManyError(Exception):
-    """Aliases of aliases double at each level; a short file would take all memory."""
+    """Too many nodes: aliases of aliases double at each level, so a short file could exhaust memory."""
 
 
 @dataclass(frozen=True)
 class YamlFile:
-    """The data of a YAML file and the 1-based line each key path is on."""
+    """A YAML file's data, and the 1-based line of each key path."""
 
     path: Path
     data: dict[str, Any]
     lines: dict[KeyPath, int]
 
     def where(self, key_path: KeyPath) -> str:
-        """Return `file:line` of `key_path`, or of the nearest parent that the file has."""
+        """Return `file:line` of `key_path`, or of its nearest parent in the file."""
         while key_path and key_path not in self.lines:
             key_path = key_path[:-1]
         return f"{self.path}:{self.lines.get(key_path, 1)}"
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """Parse `path`, whose top level must be a mapping. Raises ConfigError with the line of a fault."""
+    """Parse `path`, whose top level must be a mapping. Raises ConfigError with the line of an error."""
     try:
         node = yaml.compose(read_text(path, _MAX_MIB), Loader=yaml.SafeLoader)
     except RecursionError:
@@ -55,7 +55,7 @@ def read_yaml(path: Path) -> YamlFile:
 
 
 def _construct(node: yaml.Node, at: KeyPath, lines: dict[KeyPath, int], path: Path) -> Any:
-    """Build the value of `node`, noting the line of every key below it."""
+    """Build the value of `node` and record the line of every key below it."""
     if len(lines) > _MAX_VALUES:
         raise _TooManyError
     if isinstance(node, yaml.MappingNode):
@@ -84,7 +84,7 @@ def _construct(node: yaml.Node, at: KeyPath, lines: dict[KeyPath, int], path: Pa
 
 
 def parse_scalar(node: yaml.Node) -> Any:
-    """Return the Python value of a scalar node, by YAML's safe rules."""
+    """Return the Python value of a scalar node by YAML's safe rules."""
     loader = yaml.SafeLoader("")
     return loader.construct_object(node, deep=True)
 

@@ -1,1 +1,1 @@
-"""From a bundle to a served model."""
+"""Deployment of a bundle as a served model."""

@@ -1,4 +1,4 @@
-"""A vision model's answers as the tensors that clients get."""
+"""A vision model's answers as the tensors that clients receive."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from trtkit.runtime.tasks.answers import Answer, Box
 
 MAP_TENSORS = {"segmentation": ("class_id", "int32"), "depth": ("depth", "fp32")}
-"""Name and type of the answer of tasks that have one for each pixel of the picture."""
+"""Name and type of the answer tensor of tasks that have one answer per pixel."""
 PLACEMENT = "placement"
-"""What goes from the preprocessing to the reading of boxes and maps: a row of eight numbers for each picture."""
+"""Tensor passed from preprocessing to the reading of boxes and maps: a row of eight numbers per picture."""
 
 
 def reader_settings(reader: TaskReader) -> dict[str, Any]:
-    """Return a reader as a version's settings.json holds it."""
+    """Return a reader's settings as stored in a version's settings.json."""
     assert reader.task is not None
     task = reader.task.model_dump(mode="json")
     return {
@@ -38,7 +38,7 @@ def reader_settings(reader: TaskReader) -> dict[str, Any]:
 
 
 def reader_from(settings: Mapping[str, Any]) -> TaskReader:
-    """Return the reader that `reader_settings` wrote down."""
+    """Return the reader that `reader_settings` described."""
     task = Task.model_validate(settings["task"])
     return TaskReader(
         task, tuple(settings["labels"]), tuple(settings["characters"]), settings["top_k"], settings["keypoints"]
@@ -46,19 +46,19 @@ def reader_from(settings: Mapping[str, Any]) -> TaskReader:
 
 
 def is_placed(task: Task | None) -> bool:
-    """Whether answers lie on the picture, so that their reader must know where it is in the input."""
+    """Whether answers lie on the picture, so that their reader must know its placement in the input."""
     return task is not None and (task.boxes is not None or task.kind in MAP_TENSORS)
 
 
 def placement_row(placed: PicturePlacement, size: WidthHeight) -> list[float]:
-    """Return a placement as numbers: picture, scale, offset; and the (width, height) of the input."""
+    """Return a placement as numbers: picture size, scale, offset, and the (width, height) of the input."""
     return [*placed.size, *placed.scale, *placed.offset, *size]
 
 
 def answer_tensors(reader: TaskReader, outputs: Arrays, placements: Array | None = None) -> Arrays:
-    """Return the tensors that outputs [N, ...] become.
+    """Return the answer tensors of outputs [N, ...].
 
-    placements: [N, 8], as `placement_row` makes them, if `is_placed`.
+    placements: [N, 8], as from `placement_row`, if `is_placed`.
     """
     count = len(next(iter(outputs.values())))
     rows = np.tile([1, 1, 1, 1, 0, 0, 1, 1], (count, 1)) if placements is None else placements
@@ -99,7 +99,7 @@ def _map(answer: Answer) -> Array:
 
 
 def _one_size(maps: Sequence[Array]) -> Array:
-    """Return maps as one array. Raises SourceError for pictures of different sizes."""
+    """Stack maps into one array. Raises SourceError for pictures of different sizes."""
     sizes = sorted({array.shape for array in maps})
     if len(sizes) > 1:
         listed = ", ".join(f"{height}x{width}" for height, width in sizes)
@@ -110,7 +110,7 @@ def _one_size(maps: Sequence[Array]) -> Array:
 
 
 def _boxes(reader: TaskReader, pictures: Sequence[tuple[Box, ...]]) -> Arrays:
-    """Return boxes [N, M, ...] padded to the most there can be; padding has class_id -1 and score 0."""
+    """Return boxes [N, M, ...], padded to the maximum number; padding has class_id -1 and score 0."""
     assert reader.task is not None
     assert reader.task.boxes is not None
     count, most = len(pictures), reader.task.boxes.max_boxes

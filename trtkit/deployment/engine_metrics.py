@@ -1,4 +1,4 @@
-"""What is told of a language model's engine, whichever server runs it."""
+"""Metrics of a language model's engine, for every server."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ COUNTERS = {
     "missed_blocks": "Blocks of active neurons that `llm.sparse_ffn` left out.",
     "preemptions": "Sequences that gave their slot to another and came back later.",
 }
-"""Fields of the engine's statistics."""
+"""Counters, as fields of the engine's statistics."""
 
 
 def hit_rate(engine: LLMEngine) -> float | None:
-    """Return which part of all prompts' tokens was found in a cache; None before the first prompt."""
+    """Return the share of prompt tokens that were found in a cache; None before the first prompt."""
     statistics = engine.statistics
     prompts = statistics.prompt_tokens + statistics.reused_tokens
     return statistics.reused_tokens / prompts if prompts else None
 
 
 def gauges(engine: LLMEngine) -> dict[str, tuple[str, float]]:
-    """Return what goes up and down, by name: what it is, and its value now."""
+    """Return the gauges by name: description and current value."""
     return {
         "slots_busy": ("Slots with a sequence in them.", engine.execution.slots - engine.free_slots),
         "slots": ("Slots of the engine.", engine.execution.slots),

@@ -1,4 +1,4 @@
-"""Objects of Kubernetes, whichever server they run: names, labels, pods without root, and their YAML."""
+"""Kubernetes objects for every server: names, labels, non-root pods, and their YAML."""
 
 import math
 import re
@@ -17,7 +17,7 @@ _USER = 1000  # `triton-server` in NVIDIA's container
 
 
 def cluster_name(model: str) -> str:
-    """Return a model's name as Kubernetes writes names: 63 lower-case letters, digits and dashes at most."""
+    """Return a model's name as a Kubernetes name: at most 63 lower-case letters, digits and dashes."""
     name = re.sub(r"[^a-z0-9-]+", "-", model.lower()).strip("-")[:63].strip("-")
     return name if name[:1].isalpha() else f"m-{name}"[:63]
 
@@ -28,12 +28,12 @@ def named_object(version: str, kind: str, name: str, spec: Manifest) -> Manifest
 
 
 def labels(name: str) -> dict[str, str]:
-    """Return what selects the pods of a name."""
+    """Return the labels that select the pods of a name."""
     return {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "trtkit"}
 
 
 def deployment(name: str, replicas: int, pod: Manifest, annotations: Mapping[str, str]) -> Manifest:
-    """Return a Deployment that replaces pods one by one."""
+    """Return a Deployment that replaces pods one at a time."""
     spec = {
         "replicas": replicas,
         "selector": {"matchLabels": labels(name)},
@@ -44,20 +44,20 @@ def deployment(name: str, replicas: int, pod: Manifest, annotations: Mapping[str
 
 
 def pod_security() -> Manifest:
-    """Return a pod's security: nobody is root."""
+    """Return a pod's security context: no root."""
     user = {"runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER}
     return {"runAsNonRoot": True, **user, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
 def container_security() -> Manifest:
-    """Return a container's security: no more rights than it has, and nothing to write on but volumes."""
+    """Return a container's security context: no privilege escalation, and a root file system that is read-only."""
     return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 
 def pod(container: Manifest, volumes: list[Manifest], grace_s: int) -> Manifest:
-    """Return a pod of one container that is not root, may write to /tmp and asks Kubernetes for nothing.
+    """Return a pod of one non-root container that may write to /tmp and has no access to the Kubernetes API.
 
-    grace_s: how long its requests may take to end.
+    grace_s: time that its requests get to finish.
     """
     return {
         "automountServiceAccountToken": False,
@@ -69,7 +69,7 @@ def pod(container: Manifest, volumes: list[Manifest], grace_s: int) -> Manifest:
 
 
 def read_only(volume: str, claim_name: str) -> Manifest:
-    """Return a pod's volume of a claim, which it cannot write."""
+    """Return a pod's read-only volume of a claim."""
     return {"name": volume, "persistentVolumeClaim": {"claimName": claim_name, "readOnly": True}}
 
 
@@ -79,13 +79,13 @@ def probe(path: str) -> Manifest:
 
 
 def resources(cpus: int, memory_gib: int, gpus: int) -> Manifest:
-    """Return what a container needs, and at most gets."""
+    """Return a container's resource requests; memory and GPUs are also its limits."""
     devices, memory = {"nvidia.com/gpu": gpus} if gpus else {}, f"{memory_gib}Gi"
     return {"requests": {"cpu": cpus, "memory": memory, **devices}, "limits": {"memory": memory, **devices}}
 
 
 def autoscaler(name: str, replicas: int, max_replicas: int, metric: str, average: int) -> Manifest:
-    """Return what keeps a metric of the pods at `average` by their number. replicas: at least."""
+    """Return an autoscaler that keeps a pod metric at `average`. replicas: the minimum."""
     target = {"type": "AverageValue", "averageValue": str(average)}
     spec = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
@@ -98,7 +98,10 @@ def autoscaler(name: str, replicas: int, max_replicas: int, metric: str, average
 
 
 def network_policy(name: str, own_ports: Sequence[str], everybody: Sequence[str] = ()) -> Manifest:
-    """Return who reaches which ports, by name: pods of the namespace `own_ports`, others those for `everybody`."""
+    """Return a network policy by port name.
+
+    The namespace's pods reach `own_ports`, all others those for `everybody`.
+    """
     ports = [[{"port": port, "protocol": "TCP"} for port in of_them] for of_them in (own_ports, everybody)]
     ingress: list[Manifest] = [{"from": [{"podSelector": {}}], "ports": ports[0]}]
     ingress += [{"ports": ports[1]}] if everybody else []
@@ -107,25 +110,25 @@ def network_policy(name: str, own_ports: Sequence[str], everybody: Sequence[str]
 
 
 def room_gib(folder: Path) -> int:
-    """Return the GiB of a volume for a folder and as much again, for a newer version."""
+    """Return the GiB of a volume for a folder and a newer version of the same size."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return max(1, math.ceil(2 * size / 2**30))
 
 
 def claim(name: str, storage_gib: int) -> Manifest:
-    """Return the claim of a volume that many nodes read."""
+    """Return the claim of a volume that many nodes can read."""
     storage = {"requests": {"storage": f"{storage_gib}Gi"}}
     return named_object("v1", "PersistentVolumeClaim", name, {"accessModes": ["ReadWriteMany"], "resources": storage})
 
 
 def service(name: str, ports: Mapping[str, int]) -> Manifest:
-    """Return a Service for the cluster only, by the names of the pods' ports."""
+    """Return a cluster-internal Service for the named ports of the pods."""
     listed = [{"name": port_name, "port": port, "targetPort": port_name} for port_name, port in ports.items()]
     return named_object("v1", "Service", name, {"type": "ClusterIP", "selector": labels(name), "ports": listed})
 
 
 def write_files(texts: Mapping[str, str], folder: Path) -> list[Path]:
-    """Write manifests; return the files. Raises DeployError where the folder cannot be written."""
+    """Write manifests; return the files. Raises DeployError if the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -137,7 +140,7 @@ def write_files(texts: Mapping[str, str], folder: Path) -> list[Path]:
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes what occurs twice twice, without anchors."""
+    """Writes repeated values in full, without anchors."""
 
     def ignore_aliases(self, data: object) -> bool:
         del data
@@ -145,6 +148,6 @@ class _Plain(yaml.SafeDumper):
 
 
 def to_yaml(data: Manifest, note: str = "") -> str:
-    """Return an object as YAML, `note` above it as a comment."""
+    """Return an object as YAML, with `note` as a leading comment."""
     comment = "".join(f"# {line}\n" for line in note.splitlines())
     return comment + yaml.dump(data, Dumper=_Plain, sort_keys=False)

@@ -1,4 +1,4 @@
-"""Compute the answers of known requests with the runtime that is here."""
+"""Known requests: computes their expected answers with the runtime on this machine."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
     from trtkit.verification.verify import VerifySettings
 
 MAX_FLOPS = 2e11
-"""A known answer is computed on a CPU where no GPU is: larger networks are left out."""
+"""Known answers are computed on a CPU if there is no GPU; larger networks are skipped."""
 MAX_BYTES = 32 * 1024**2
 PROMPT, NEW_TOKENS = "Gravity is", 8
 
 
 @dataclass(frozen=True)
 class ImageAnswer:
-    """What a pipeline around the bundle answers to an image. shape: of its input for one image."""
+    """A pipeline's answer to an image. shape: of its input for one image."""
 
     shape: tuple[int, ...]
     compute: Callable[[Model, Image.Image], dict[str, Array]]
 
 
 def ensure_known(bundle: Bundle, answer: ImageAnswer | None, on_progress: Callable[[str], None]) -> str:
-    """Make the bundle's known requests; return what was done, in words.
+    """Create the bundle's known requests; return what was done, as text.
 
-    answer: of the pipeline that it is served as, None if it is served as tensors. That one is computed anew, since
-    it follows the deployment's options. A bundle that cannot run or be written here has none.
+    answer: of the pipeline as which it is served, None if it is served as tensors. It is always recomputed, since it
+    depends on the deployment's options. A bundle that cannot run or be written on this machine gets none.
     """
     on_progress("computing a known answer")
     try:
@@ -73,9 +73,9 @@ def ensure_known(bundle: Bundle, answer: ImageAnswer | None, on_progress: Callab
 
 
 def verify_and_remember(bundle: Bundle, request: VerifySettings, runner: Runner) -> Report:
-    """Verify a bundle; give one of several ranks a known request, which its ranks answer whenever they start.
+    """Verify a bundle; give one with several ranks a known request, which its ranks check at every start.
 
-    Engines whose collectives do nothing compute without an error; their answer tells.
+    Engines whose collectives do nothing compute without an error; only their answer shows it.
     """
     report = verify_bundle(bundle, request, runner)
     if report.passed and bundle.manifest.grid != SINGLE:
@@ -96,7 +96,7 @@ def _is_too_large(bundle: Bundle) -> bool:
 
 
 def _vision_requests(bundle: Bundle, answer: ImageAnswer | None, there: list[KnownRequest]) -> list[KnownRequest]:
-    """Return those that are there and still hold, with what is missing."""
+    """Return the existing requests that are still valid, and the missing ones."""
     names = {record.name for record in bundle.manifest.inputs}
     outputs = {record.name for record in bundle.manifest.outputs}
     tensors = [known for known in there if set(known.inputs) == names and set(known.outputs) == outputs]
@@ -128,7 +128,7 @@ def _tensor_request(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Know
 
 
 def _tolerance(bundle: Bundle) -> float:
-    """Return how far another runtime may be off: it rounds where this one does, but from sums in another order."""
+    """Return the tolerance for another runtime, which rounds at the same places but sums in a different order."""
     from trtkit.verification.subject import tolerance_of
 
     manifest, config = bundle.manifest, bundle.manifest.config
@@ -147,7 +147,7 @@ def _tolerance(bundle: Bundle) -> float:
 
 
 def _sample_image(bundle: Bundle) -> bytes | None:
-    """Return the first image that the config verifies on, None if it is not here."""
+    """Return the first image that the config verifies on, None if it is not available."""
     verify = bundle.manifest.config.verify
     for text in verify.inputs:
         try:
@@ -166,9 +166,9 @@ def _image_request(model: Model, image: bytes, answer: ImageAnswer) -> KnownRequ
 
 
 def _text_request(bundle: Bundle) -> KnownRequest:
-    """Return a text, or tokens where the bundle has no tokenizer, with what follows it greedily.
+    """Return a text, or tokens if the bundle has no tokenizer, with its greedy continuation.
 
-    Of several ranks, the reference executor answers: it does not depend on what they are to be checked for.
+    With several ranks, the reference executor answers, which does not depend on what is being checked.
     """
     from trtkit.llm import LLM
     from trtkit.llm.sampling.params import SamplingParams

@@ -1,4 +1,4 @@
-"""A server's process, started, read and stopped without leaving anything running; and the ports of this machine."""
+"""Server processes, started, read and stopped without leaving any running; and the ports of this machine."""
 
 import contextlib
 import ipaddress
@@ -31,16 +31,18 @@ try:
 except OSError as error:
     sys.exit(f"{command[0]}: {error.strerror}")
 """
-"""What a process does before it becomes its command: it is to end with the one that started it.
+"""Code that a process runs before it becomes its command, so that it ends with its parent.
 
-It is a program, not a function between fork and exec: a process that holds more memory than is free cannot be forked.
+It is a program rather than a function between fork and exec, since a process that holds more memory than is free cannot
+be forked.
 """
 
 
 class ServerProcess:
-    """A command in a session of its own, which ends with the process that started it, however that went.
+    """A command in its own session, which ends with the process that started it, however that exits.
 
-    on_line: gets each line that it prints, from a thread. stack_bytes: of its threads at least, where that is allowed.
+    on_line: called from a thread with each line of its output. stack_bytes: minimum stack size of its threads, where
+    permitted.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class ServerProcess:
         return self._process.pid
 
     def exit_code(self) -> int | None:
-        """Return how it ended, as subprocess has it, None while it runs; its own processes stay to be stopped."""
+        """Return the exit code as in subprocess, None while it runs; its child processes remain until `stop`."""
         if self._process.returncode is not None:
             return self._process.returncode
         status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -79,18 +81,18 @@ class ServerProcess:
         return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
     def ending(self) -> str:
-        """Return how it ended, in words, once its last line is read."""
+        """Describe how it ended, once its last line has been read."""
         self._reader.join(1.0)
         code = self.exit_code() or 0
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def ask_to_end(self) -> None:
-        """Send SIGTERM, if it still runs."""
+        """Send SIGTERM if it is still running."""
         if self.exit_code() is None:
             self._process.send_signal(signal.SIGTERM)
 
     def stop(self, timeout_s: float) -> None:
-        """End it; what does not end in time, and every process it started, is killed before its number is free."""
+        """Stop it; kill it if it exceeds the timeout, and its child processes in any case, before its pid is freed."""
         if self._process.returncode is not None:
             return  # stopped before: its number may be another's by now
         try:
@@ -112,11 +114,11 @@ class ServerProcess:
 
 
 open_local = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
-"""`urlopen` for servers on this machine: proxies that the environment names do not reach them."""
+"""`urlopen` for servers on this machine; ignores proxies set in the environment."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host."""
+    """Whether a host is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -124,13 +126,13 @@ def is_loopback(host: str) -> bool:
 
 
 def reachable(host: str) -> str:
-    """Return a host in a URL, as this machine reaches it."""
+    """Return a host for a URL, as this machine reaches it."""
     host = "127.0.0.1" if host == "0.0.0.0" else host
     return f"[{host}]" if ":" in host else host
 
 
 def check_free(host: str, port: int, option: str) -> None:
-    """Raise DeployError where nobody can listen: the port is taken, or the host is not this machine's."""
+    """Raise DeployError if the port cannot be bound: it is taken, or the host is not this machine's."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -142,7 +144,7 @@ def check_free(host: str, port: int, option: str) -> None:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen on a port now."""
+    """Whether a server could bind a port now."""
     try:
         check_free(host, port, "")
     except DeployError:
@@ -151,7 +153,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Return ports that nobody listens on now."""
+    """Return ports that are free now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for listener in sockets:
@@ -163,9 +165,9 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def free_ports_below(limit: int, count: int, host: str = "127.0.0.1") -> list[int]:
-    """Return different ports from 10,000 to `limit` that nobody listens on now.
+    """Return distinct ports from 10,000 to `limit` that are free now.
 
-    A system gives higher ones to whoever asks for any: a limit below them keeps these free until a server starts.
+    The system hands out higher ones as ephemeral ports: a limit below them keeps these free until a server starts.
     """
     while True:
         with contextlib.ExitStack() as probes:

@@ -1,4 +1,4 @@
-"""Whether a draft head was made for a model, and has the weights that its config describes."""
+"""Check that a draft head was made for a model and has the weights that its config describes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class SizePair(NamedTuple):
-    """A size that a draft head and its model both have. name: in the head's config."""
+    """A size shared by a draft head and its model. name: in the head's config."""
 
     name: str
     head: int
@@ -22,9 +22,9 @@ class SizePair(NamedTuple):
 
 
 def check_target(sizes: Iterable[SizePair], tokens: SizePair, where: str) -> None:
-    """Raise ProblemsError for each way in which a draft head does not fit the model.
+    """Raise ProblemsError for every mismatch between a draft head and the model.
 
-    sizes: must be equal. tokens: how many the head can guess, and how many the model has.
+    sizes: pairs that must be equal. tokens: how many the head can guess, and how many the model has.
     """
     problems = [
         Problem(f"{size.name} of the head is {size.head}, the model's is {size.model}", where)
@@ -38,7 +38,7 @@ def check_target(sizes: Iterable[SizePair], tokens: SizePair, where: str) -> Non
 
 
 def misfits(weights: Iterable[Weight], arrays: Checkpoint, where: str) -> Iterator[Problem]:
-    """Yield weights that are missing, of another shape, or not the draft head's."""
+    """Yield weights that are missing, misshaped or unknown."""
     weights = list(weights)
     for weight in weights:
         name, expected = weight.name, list(weight.shape)

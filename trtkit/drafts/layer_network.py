@@ -1,4 +1,4 @@
-"""The network of a draft head that is one layer of a decoder: its inputs and outputs, whatever the layer computes."""
+"""The network of a draft head that is one decoder layer: inputs and outputs, whatever the layer computes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 class LayerHead:
     """A draft head of one layer.
 
-    decoder: the layer, numbered after those of the model, and the sizes of embedding and head.
+    decoder: the layer, numbered after the model's layers, and the sizes of embedding and head.
     layer: applies the layer to embeddings and hidden states [B, S, D]; returns [B, S, D] and its cache.
-    gives_normed: the next guess is made from the hidden state after the last norm.
+    gives_normed: whether the next guess uses the hidden state after the final norm.
     """
 
     decoder: DecoderSpec
@@ -45,14 +45,14 @@ class LayerHead:
 def build_layer_head(
     graph: Graph, head: LayerHead, known: np.ndarray, arrays: Mapping[str, Array], options: DecoderOptions
 ) -> None:
-    """Add a draft head of one layer to an empty graph, with its inputs and outputs.
+    """Add a draft head of one layer, with its inputs and outputs, to an empty graph.
 
-    Position i of its cache is of token i + 1 and the model's hidden state after token i. Inputs are those of a decoder
-    of one layer (`build_decoder`), whose `input_ids` are the next tokens, and `draft_hidden_states` [B, S, D].
-    Outputs, of the tokens at `last_token_index`: `logits` [B, V] in fp32, lowest for tokens that the head cannot guess,
-    and `next_draft_hidden_states` [B, D], which the next guess is made from; and the layer's cache.
+    Position i of its cache belongs to token i + 1 and the model's hidden state after token i. Inputs are those of a
+    one-layer decoder (`build_decoder`), where `input_ids` are the next tokens, and `draft_hidden_states` [B, S, D].
+    Outputs, for the tokens at `last_token_index`: `logits` [B, V] in fp32, lowest for tokens that the head cannot
+    guess, and `next_draft_hidden_states` [B, D], the input of the next guess; and the layer's cache.
 
-    known: [V'], the model's tokens that the head can guess, in its order.
+    known: [V'], the model's token ids that the head can guess, in its order.
     """
     decoder = head.decoder
     (index, layer_spec), *_ = decoder.numbered_layers

@@ -1,4 +1,4 @@
-"""What proposers of several kinds have in common: how many tokens they guess, and the hidden states they guess from."""
+"""Shared parts of proposers: how many tokens they guess, and the hidden states that they guess from."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class DraftHeadProposer:
-    """Guesses `most` tokens ahead; with `most_guesses` above that, likely alternatives to them as well.
+    """Guesses `most` tokens ahead, and, if `most_guesses` is larger, likely alternatives to them.
 
-    model: whose draft head is open.
+    model: its draft head is open.
     """
 
     def __init__(self, model: DecoderExecution, most: int, most_guesses: int | None) -> None:
@@ -38,7 +38,7 @@ class DraftHeadProposer:
         assert self.most_guesses >= most
 
     def tree(self, rows: int, depth: int) -> GuessTree:
-        """Return an empty tree for the guesses of a step, `depth` of them in a row."""
+        """Return an empty tree for a step's guesses, `depth` tokens deep."""
         return GuessTree(rows, depth, depth + self.most_guesses - self.most)
 
 
@@ -48,7 +48,7 @@ def no_drafts(rows: int) -> Drafts:
 
 
 class LastHidden:
-    """The model's hidden state after the last token that it has read of each slot: that before the sequence's last."""
+    """For each slot, the model's hidden state after the last token that it has read, the sequence's second-to-last."""
 
     def __init__(self, model: DecoderExecution) -> None:
         self._model = model
@@ -57,7 +57,7 @@ class LastHidden:
 
     @property
     def states(self) -> torch.Tensor:
-        """Those of all slots, [slots, D]; only of slots in `waits`."""
+        """Hidden states of all slots, [slots, D]; valid only for slots that `waits` returns as true."""
         assert self._states is not None
         return self._states
 
@@ -73,21 +73,20 @@ class LastHidden:
         self._stops[slots], self._versions[slots] = (call.starts + counts)[rows], sequences.versions[slots]
 
     def waits(self, sequences: Sequences, slots: Ints) -> Bools:
-        """Return which slots [R] have one: not those whose tokens were replaced in the meantime."""
+        """Return which slots [R] have a hidden state; slots whose tokens were replaced since have none."""
         is_current = self._versions[slots] == sequences.versions[slots]
         waits: Bools = is_current & (self._stops[slots] == sequences.lengths[slots] - 1)
         return waits
 
 
 class ChainProposer(DraftHeadProposer):
-    """What a head of one layer with a cache guesses, each guess from the hidden state of the one before.
+    """Guesses of a one-layer head with a cache, each from the hidden state of the guess before.
 
-    Position i of the head's cache is of token i + 1 and the model's hidden states after token i. The cache is next to
-    the model's: what is copied, shared or saved of a slot includes it. Hidden states wait, in `_hidden`, until the
-    token after them is known and guesses are requested. A slot whose tokens were replaced in the meantime has none
-    for a step.
+    Position i of the head's cache belongs to token i + 1 and the model's hidden state after token i. The cache is kept
+    next to the model's and is copied, shared and saved with it. Hidden states wait in `_hidden` until the token after
+    them is known and guesses are requested. A slot whose tokens were replaced since has no guesses for one step.
 
-    Source: https://arxiv.org/abs/2503.01840, with alternatives to a chain's guesses in place of whole trees.
+    Source: https://arxiv.org/abs/2503.01840, with alternatives to a chain's guesses rather than whole trees.
     """
 
     def __init__(self, model: DecoderExecution, most: int, most_guesses: int | None = None) -> None:
@@ -98,18 +97,18 @@ class ChainProposer(DraftHeadProposer):
         self._versions = np.full(model.slots, -1)
 
     def observe(self, sequences: Sequences, call: Call, counts: Ints, hidden: torch.Tensor | None) -> None:
-        """Keep the hidden states of the last tokens; let the head read the others, of prompts."""
+        """Keep the hidden states of the last tokens; run the head on the others, those of prompts."""
         slots = call.slots
         assert hidden is not None
         if self._hidden is None:
             self._hidden = hidden.new_zeros(self._model.slots, 1 + self.most, hidden.shape[-1])
-        # Of a prompt's piece, all but the last wait for no token; those of a step are few enough to wait together.
+        # A prompt chunk's hidden states all have their next token, except the last; a step's are few enough to wait.
         follows = np.clip(sequences.lengths[slots] - 1 - call.starts, 0, counts)
         is_step = sequences.lengths[slots] > sequences.prompt_lengths[slots]
         is_step &= (call.starts + counts == sequences.lengths[slots] - 1) & (counts <= 1 + self.most)
         read = np.where(is_step, 0, follows)
         order = np.argsort(slots)
-        for run in np.split(order, np.flatnonzero(np.diff(slots[order]) > 1) + 1):  # its calls are of neighbors
+        for run in np.split(order, np.flatnonzero(np.diff(slots[order]) > 1) + 1):  # a call takes adjacent slots
             if read[run].any():
                 states = hidden[to_device(run, hidden.device), : int(read[run].max())]
                 self._read(sequences, (slots[run], call.starts[run], read[run]), states)
@@ -124,7 +123,7 @@ class ChainProposer(DraftHeadProposer):
         self._versions[slots[rows]] = sequences.versions[slots[rows]]
 
     def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
-        """Let the head read what waits, and go on from there."""
+        """Run the head on the waiting hidden states, then on its own guesses."""
         lengths = sequences.lengths[slots]
         waits = (self._versions[slots] == sequences.versions[slots]) & (self._counts[slots] > 0)
         waits &= self._starts[slots] + self._counts[slots] == lengths - 1
@@ -136,7 +135,7 @@ class ChainProposer(DraftHeadProposer):
         rows, active = waits.nonzero()[0], slots[waits]
         if not active.size:
             return no_drafts(len(slots))
-        self._guesses.sequences.lengths[:] = sequences.lengths  # after which the rows of other slots write
+        self._guesses.sequences.lengths[:] = sequences.lengths  # the position after which rows of other slots write
         for row in rows.tolist():
             self._guesses.begin(sequences, int(slots[row]), settings[row])
         assert self._hidden is not None
@@ -160,10 +159,10 @@ class ChainProposer(DraftHeadProposer):
     def _read(
         self, sequences: Sequences, place: tuple[Ints, Ints, Ints], hidden: torch.Tensor, *, is_step: bool = False
     ) -> torch.Tensor:
-        """Let the head read the tokens after positions, and hidden states [R, S, D]; return its logits [R, V].
+        """Run the head on hidden states [R, S, D] and the tokens after their positions; return its logits [R, V].
 
-        place: sorted slots, the first position of each, and how many, at most S, [R] each. is_step: whether idle slots
-        may run along.
+        place: sorted slots, the first position of each, and the number of positions, at most S; [R] each. is_step:
+        whether idle slots may run too.
         """
         slots, starts, counts = place
         size, run = hidden.shape[1], slice(int(slots[0]), int(slots[-1]) + 1)
@@ -181,6 +180,6 @@ class ChainProposer(DraftHeadProposer):
         return logits[to_device(at, logits.device)]
 
     def _of(self, slots: Ints, output: torch.Tensor | None) -> torch.Tensor:
-        """Return the rows of slots of what the head's last call gave."""
+        """Return the rows of `slots` in an output of the head's last call."""
         assert output is not None
         return output[to_device(slots - self._first, output.device)]

@@ -1,4 +1,4 @@
-"""The comparison of a draft head of one layer with its reference, guess by guess."""
+"""Compare a one-layer draft head with its reference, guess by guess."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trtkit.llm.execution import ReferenceDecoder
 
 _GUESSES = 2
-"""Made from the head's own hidden states, after those of the model."""
+"""Guesses from the head's own hidden states, after those from the model's."""
 
 
 def chain_pairs(
@@ -27,10 +27,11 @@ def chain_pairs(
     theirs_hidden: torch.Tensor,
     ids: Sequence[int],
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return a head's logits and its reference's: after a prompt's pieces, and after its own guesses.
+    """Return the logits of a head and its reference after each chunk of a prompt and each of its own guesses.
 
-    known: [V'], the model's tokens that the head can guess. torch_head: returns logits [S, V'] and hidden states for
-    the next guess [S, D] of next tokens and hidden states. theirs_hidden: [S, D], what it reads of the model `ids`.
+    known: [V'], the model's token ids that the head can guess. torch_head: maps next tokens and hidden states to logits
+    [S, V'] and hidden states for the next guess [S, D]. theirs_hidden: [S, D], what the reference head reads of the
+    model for `ids`.
     Raises GenerationError for a prompt of fewer than three tokens.
     """
     import torch

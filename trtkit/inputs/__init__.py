@@ -1,1 +1,1 @@
-"""How files become a network's inputs: images, arrays, samples of them."""
+"""Convert files to network inputs: images, arrays and samples of them."""

@@ -1,4 +1,4 @@
-"""Turn images into inputs, as a config's `preprocess` says."""
+"""Convert images to inputs by a config's `preprocess`."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ if TYPE_CHECKING:
 _GREY = 114
 _FIX = "give a PNG or JPEG file"
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
-"""What Pillow may decode. Others are rare in images, and one of them, PostScript, starts another program."""
+"""Formats that Pillow may decode. Others are rare, and one of them, PostScript, runs an external program."""
 MAX_PIXELS = 89_478_485
-"""Of a scaled image: Pillow's own limit for one that is read. A line of pixels may grow a thousandfold."""
-# Pillow's modes of single-channel images with more than 8 bits, and what one step of 8 bits is in them.
+"""Limit on a scaled image, Pillow's own limit for reading: resizing may enlarge a line of pixels a thousandfold."""
+# Pillow's modes of single-channel images with more than 8 bits, and the value of one 8-bit step in them.
 _WIDE_MODES = {"I;16": 257.0, "I;16L": 257.0, "I;16B": 257.0, "I;16N": 257.0}
 
 
 def read_image(path: Path) -> Image.Image:
-    """Return the image at `path` as RGB, upright. Raises SourceError if it is not an image or its range is unknown."""
+    """Return the image at `path` as upright RGB.
+
+    Raises SourceError if it is not an image or its value range is unknown.
+    """
     return _opened(path, str(path), _FIX)
 
 
 def check_image(path: Path) -> None:
-    """Refuse a file whose header is not an image's. Raises SourceError."""
+    """Refuse a file without an image header. Raises SourceError."""
     from PIL import Image
 
     with _reading(str(path), _FIX), Image.open(path, formats=FORMATS):
@@ -55,7 +58,7 @@ def image_bytes(data: bytes) -> bytes:
 
 
 def decode_image(data: bytes, name: str) -> Image.Image:
-    """Return the image in `data`, the bytes of a file, as `read_image` does."""
+    """Return the image in `data`, a file's bytes, like `read_image`."""
     return _opened(io.BytesIO(data), name, "send the bytes of a PNG or JPEG file")
 
 
@@ -68,7 +71,7 @@ def _opened(file: Path | io.BytesIO, name: str, fix: str) -> Image.Image:
 
 @contextlib.contextmanager
 def _reading(name: str, fix: str) -> Iterator[None]:
-    """Turn Pillow's errors into SourceError."""
+    """Convert Pillow's errors to SourceError."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -81,7 +84,7 @@ def _reading(name: str, fix: str) -> Iterator[None]:
 
 
 def _in_eight_bits(image: Image.Image, name: str) -> Image.Image:
-    """Return `image` as RGB; 16 bits are scaled to 8. Raises SourceError for values whose range is not known."""
+    """Return `image` as RGB with 16 bits scaled to 8. Raises SourceError if its value range is unknown."""
     from PIL import Image
 
     if image.mode in _WIDE_MODES or (image.mode == "I" and image.format == "PNG"):
@@ -97,7 +100,7 @@ def _in_eight_bits(image: Image.Image, name: str) -> Image.Image:
 def image_input(image: Image.Image, preprocess: Preprocess) -> Array:
     """Return `image` as an fp32 input [1, 3, H, W], or [1, H, W, 3] if `preprocess.layout` is `nhwc`.
 
-    Raises SourceError if scaling makes it too large.
+    Raises SourceError if resizing makes it too large.
     """
     from PIL import Image
 
@@ -126,7 +129,7 @@ def input_size(array: Array, preprocess: Preprocess) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class PicturePlacement:
-    """Where a picture lies in its input: `input = picture * scale + offset`, per axis (x, y), in pixels.
+    """Placement of a picture in its input: `input = picture * scale + offset` per axis (x, y), in pixels.
 
     size: (width, height) of the picture.
     """
@@ -136,13 +139,13 @@ class PicturePlacement:
     offset: tuple[float, float]
 
     def on_picture(self, points: Array) -> Array:
-        """Return points of the input [..., 2] on the picture, none beyond its edges."""
+        """Return points of the input [..., 2] in coordinates of the picture, clipped to its edges."""
         placed = (points - np.array(self.offset)) / np.array(self.scale)
         return np.asarray(placed.clip(0, np.array(self.size)))
 
 
 def placement(size: WidthHeight, preprocess: Preprocess) -> PicturePlacement:
-    """Return where a picture of `size` (width, height) lies in the input that `image_input` makes of it."""
+    """Return the placement of a picture of `size` (width, height) in the output of `image_input`."""
     scaled = _scaled_size(size, preprocess)
     offset = (0, 0)
     if preprocess.resize is not None and preprocess.resize.letterbox is not None:
@@ -163,7 +166,7 @@ def _scaled_size(size: WidthHeight, preprocess: Preprocess) -> tuple[int, int]:
 
 
 def _resized(size: WidthHeight, resize: Resize | None) -> tuple[float, float]:
-    """Return (width, height) with the aspect kept, but for `exact`."""
+    """Return (width, height) with the aspect ratio kept, except for `exact`."""
     width, height = size
     if resize is None:
         return width, height
@@ -174,7 +177,7 @@ def _resized(size: WidthHeight, resize: Resize | None) -> tuple[float, float]:
         return width * factor, height * factor
     if resize.shortest_edge is not None:
         edge, short = resize.shortest_edge, min(size)
-        return edge * width // short, edge * height // short  # cut off, as torchvision and transformers do
+        return edge * width // short, edge * height // short  # truncated, as in torchvision and transformers
     if resize.longest_edge is not None:
         factor = resize.longest_edge / max(size)
     else:
@@ -184,7 +187,7 @@ def _resized(size: WidthHeight, resize: Resize | None) -> tuple[float, float]:
 
 
 def _letterboxed(image: Image.Image, height: int, width: int) -> Image.Image:
-    """Put an image in the middle of grey."""
+    """Center an image on gray."""
     from PIL import Image
 
     canvas = Image.new("RGB", (width, height), (_GREY,) * 3)
@@ -193,16 +196,16 @@ def _letterboxed(image: Image.Image, height: int, width: int) -> Image.Image:
 
 
 def _bars(size: WidthHeight, height: int, width: int) -> tuple[int, int]:
-    """Return the left and the top bar of a letterbox; of an odd pixel the right and the bottom one have more."""
+    """Return the left and top bars of a letterbox; an odd pixel goes to the right or bottom bar."""
     return (width - size[0]) // 2, (height - size[1]) // 2
 
 
 def _centre_crop(image: Image.Image, height: int, width: int) -> Image.Image:
-    """Cut (height, width) out of the middle; what lies outside the image is black."""
+    """Crop (height, width) from the center; pixels outside the image are black."""
     left, top = _cut(image.size, height, width)
     return image.crop((left, top, left + width, top + height))
 
 
 def _cut(size: WidthHeight, height: int, width: int) -> tuple[int, int]:
-    """Return left and top of a centre crop."""
+    """Return left and top of a center crop."""
     return round((size[0] - width) / 2), round((size[1] - height) / 2)

@@ -1,4 +1,4 @@
-"""The inputs that a network is verified on: images, arrays, Polygraphy data files, or seeded random data."""
+"""Inputs for verifying a network: images, arrays, Polygraphy data files, or seeded random data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trtkit.network.input_spec import ResolvedProfile
     from trtkit.network.onnx.io import OnnxTensorSpec
 
-# Compressed arrays up to the first are always read; beyond, what expands more than the second is not data.
+# Archives up to the first size expanded are always read; larger ones may expand by the second factor at most.
 _ALWAYS_EXPANDED, _MAX_EXPANSION = 256 << 20, 100
 IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"}
 _SUFFIXES = {*IMAGES, ".npz", ".json"}
@@ -39,7 +39,7 @@ TEXT_MASK = "attention_mask"
 
 @dataclass(frozen=True)
 class Sample:
-    """One run's inputs and what they are called in the report."""
+    """Inputs of one run and their name in reports."""
 
     name: str
     inputs: Arrays
@@ -48,7 +48,7 @@ class Sample:
 def read_samples(paths: Sequence[str], config: ModelConfig, inputs: Sequence[OnnxTensorSpec]) -> list[Sample]:
     """Read files and folders of images, .npz arrays or Polygraphy JSON data.
 
-    Raises SourceError for what cannot be read, does not fit the inputs or is not finite.
+    Raises SourceError for inputs that are unreadable, do not match the network or are not finite.
     """
     samples = [sample for path in paths for sample in _read(path, config, inputs)]
     check_samples(samples, inputs)
@@ -56,7 +56,7 @@ def read_samples(paths: Sequence[str], config: ModelConfig, inputs: Sequence[Onn
 
 
 def check_files(paths: Sequence[str], config: ModelConfig) -> None:
-    """Refuse inputs that cannot be read, before the network is made: by path, kind and an image's header.
+    """Refuse unreadable inputs before the network is written, by path, kind and image header.
 
     Raises SourceError.
     """
@@ -69,7 +69,7 @@ def check_files(paths: Sequence[str], config: ModelConfig) -> None:
 
 
 def sample_files(path: Path) -> list[Path]:
-    """Return the files of a folder that hold inputs, in order, or the file itself. Raises SourceError without any."""
+    """Return the input files of a folder in order, or the file itself. Raises SourceError if there are none."""
     if not path.is_dir():
         return [path]
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES)
@@ -80,14 +80,14 @@ def sample_files(path: Path) -> list[Path]:
 
 
 def sample_pictures(paths: Sequence[str], config: ModelConfig) -> dict[str, Path]:
-    """Return the images among files and folders of inputs, by the names that their samples have."""
+    """Return the images among input files and folders, by the names of their samples."""
     roots = [package_file.resolve(path, config.verify.requires) for path in paths]
     files = [file for root in roots for file in sample_files(root)]
     return {file.name: file for file in files if file.suffix.lower() in IMAGES}
 
 
 def check_samples(samples: Sequence[Sample], inputs: Sequence[OnnxTensorSpec]) -> None:
-    """Refuse names, types, shapes and values that the network does not take. Raises SourceError."""
+    """Refuse names, types, shapes and values that do not match the network. Raises SourceError."""
     for sample in samples:
         check_names(sample, inputs)
         for spec in inputs:
@@ -95,7 +95,7 @@ def check_samples(samples: Sequence[Sample], inputs: Sequence[OnnxTensorSpec]) -
 
 
 def check_names(sample: Sample, inputs: Sequence[OnnxTensorSpec]) -> None:
-    """Refuse inputs that the network does not have, and missing ones. Raises SourceError."""
+    """Refuse unknown and missing inputs. Raises SourceError."""
     known = [spec.name for spec in inputs]
     wrong = [f"unknown input `{name}`" for name in sample.inputs if name not in known]
     wrong += [f"missing input `{name}`" for name in known if name not in sample.inputs]
@@ -104,12 +104,12 @@ def check_names(sample: Sample, inputs: Sequence[OnnxTensorSpec]) -> None:
 
 
 def read_npz(path: Path) -> Arrays:
-    """Return the arrays of an .npz file. Raises SourceError, for one that expands beyond measure too."""
+    """Return the arrays of an .npz file. Raises SourceError if it is unreadable or expands too much."""
     try:
         with open_regular(path) as file:
             with zipfile.ZipFile(file) as archive:
                 _check_archive(archive, path)
-            file.seek(0)  # NumPy takes what is not an archive for pickled data and says so
+            file.seek(0)  # for a file that is not an archive, NumPy reports pickled data
             with np.load(file, allow_pickle=False) as data:
                 return {name: np.asarray(data[name]) for name in data.files}
     except (*DATA_ERRORS, EOFError, OSError, tokenize.TokenError, zipfile.BadZipFile, zlib.error) as error:
@@ -117,9 +117,10 @@ def read_npz(path: Path) -> Arrays:
 
 
 def _check_archive(archive: zipfile.ZipFile, path: Path) -> None:
-    """Raise SourceError for arrays that take more memory than the archive's entries hold, or a thousand times its size.
+    """Raise SourceError for an archive that expands too much, or arrays larger than their entries.
 
-    NumPy makes room for what an array's header says before it reads on.
+    Limits on expansion: 256 MiB, or 100 times the file's size if that is more. Entries are checked because NumPy
+    allocates the size in an array's header before it reads the data.
     """
     expanded = sum(entry.file_size for entry in archive.infolist())
     if expanded > max(_ALWAYS_EXPANDED, _MAX_EXPANSION * path.stat().st_size):
@@ -142,9 +143,9 @@ def random_sample(
     inputs: Sequence[OnnxTensorSpec],
     seed: int = 0,
 ) -> Sample:
-    """Return seeded random inputs: normal floats, bytes, integers of 0..1, or values of the config's ranges.
+    """Return seeded random inputs: normal floats, bytes, integers 0 and 1, or values in the config's ranges.
 
-    The mask of a text [B, S] shows at least its first token, and some of those after it.
+    A text's mask [B, S] shows at least the first token, and a random number of those after it.
     """
     generator = np.random.default_rng(seed)
     arrays = {}
@@ -162,7 +163,7 @@ def random_sample(
 
 
 def wrapped_sample(name: str, shapes: Mapping[str, tuple[int, ...]], sample: Sample) -> Sample:
-    """Return `sample` cut or repeated along every axis to the given shapes: real data in any size."""
+    """Return `sample` cropped or repeated along every axis to the given shapes: real data in any size."""
     arrays = {}
     for key, array in sample.inputs.items():
         indices = [np.arange(size) % have for size, have in zip(shapes[key], array.shape, strict=True)]
@@ -171,7 +172,7 @@ def wrapped_sample(name: str, shapes: Mapping[str, tuple[int, ...]], sample: Sam
 
 
 def check_profiles(sample: Sample, profiles: Sequence[ResolvedProfile]) -> None:
-    """Refuse shapes that no optimization profile covers. Raises SourceError naming the nearest bounds."""
+    """Refuse shapes that no optimization profile covers. Raises SourceError naming the bounds."""
     if not profiles or any(_covers(profile, sample) for profile in profiles):
         return
     for name, shape in profiles[0].items():
@@ -186,7 +187,7 @@ def check_profiles(sample: Sample, profiles: Sequence[ResolvedProfile]) -> None:
 def picture_input(picture: Image.Image, preprocess: Preprocess, dtype: str) -> Array:
     """Return a picture as an input [1, ...] of trtkit's type `dtype`.
 
-    Raises SourceError for an input of integers if `preprocess` makes fractions, which would all be cut off to 0.
+    Raises SourceError for an integer input if `preprocess` scales pixels to fractions, which would be truncated.
     """
     is_plain = (preprocess.scale, preprocess.mean, preprocess.std) == (1.0, (0.0,) * 3, (1.0,) * 3)
     if not dtype_of(dtype).is_float and not is_plain:
@@ -208,7 +209,7 @@ def as_dtype(values: Array, dtype: str) -> Array:
 
 
 def _read(text: str, config: ModelConfig, inputs: Sequence[OnnxTensorSpec]) -> list[Sample]:
-    """Read one path: a folder's files in order, or one file."""
+    """Read one path: a folder's files in order, or a single file."""
     path = package_file.resolve(text, config.verify.requires)
     if path.is_dir():
         return [sample for file in sample_files(path) for sample in _read(str(file), config, inputs)]
@@ -244,7 +245,7 @@ def _image_sample(path: Path, config: ModelConfig, inputs: Sequence[OnnxTensorSp
 
 
 def _polygraphy_samples(path: Path) -> list[Sample]:
-    """Read a Polygraphy data file (`--save-inputs`): one or several feed dictionaries."""
+    """Read a Polygraphy data file (`--save-inputs`): one or more feed dictionaries."""
     from polygraphy.json import load_json
 
     try:
@@ -288,7 +289,7 @@ _PASSED_ON = {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten"}
 
 
 def with_index_ranges(config: ModelConfig, model: onnx.ModelProto) -> ModelConfig:
-    """Return the config with a range for every input that it gives none and that picks rows of a constant table."""
+    """Return the config with a range for each input that indexes a constant table and has none."""
     rows = table_rows(model)
     ranges = {name: (0.0, float(count - 1)) for name, count in rows.items() if name not in config.verify.ranges}
     verify = config.verify.model_copy(update={"ranges": {**ranges, **config.verify.ranges}})
@@ -296,7 +297,7 @@ def with_index_ranges(config: ModelConfig, model: onnx.ModelProto) -> ModelConfi
 
 
 def table_rows(model: onnx.ModelProto) -> dict[str, int]:
-    """Return how many rows the smallest table has that each input picks rows of, by Gather on axis 0."""
+    """Return, for each input that indexes tables by Gather on axis 0, the row count of the smallest."""
     tables = {tensor.name: tensor.dims[0] for tensor in model.graph.initializer if len(tensor.dims) > 1}
     origin = {value.name: value.name for value in model.graph.input}
     rows: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""From an image to the vision tower's inputs: transformers' own image processor, from the files of the bundle."""
+"""Convert images to the vision tower's inputs with transformers' own image processor, from the bundle's files."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array, HeightWidth
 
-# Prefix keys are signed 64-bit numbers, and each of an image's tokens adds its place to one.
+# Prefix keys are signed 64-bit numbers: an image's key plus the position of the token in it.
 _KEY_BITS = 62
-# What an image processor may enlarge an image to: pixels where it becomes patches, else the longest edge.
+# Limits of enlargement by an image processor: pixels if images become patches, else the longest edge.
 MAX_PIXELS, MAX_EDGE = 2**27, 2**14
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedImage:
-    """An image as the tower takes it.
+    """An image as the tower's inputs.
 
-    inputs: by name. tokens: soft tokens that it becomes. key: a number that only the same image has.
-    tiles: rows and columns that it was cut into, (0, 0) where it was not. grid: tokens by time, height and width.
+    inputs: by name. tokens: number of its soft tokens. key: a hash that identifies the image. tiles: rows and columns
+    that it was cut into, (0, 0) if it was not. grid: tokens by time, height and width.
     """
 
     inputs: dict[str, Array]
@@ -40,9 +40,9 @@ class PreparedImage:
 
 @dataclass(frozen=True)
 class ImageForm:
-    """What a tower takes of an image. pixels: sizes [C, H, W] of a picture or a tile; the rest as `VisionSpec` has it.
+    """Form of a tower's image inputs. pixels: shape [C, H, W] of a picture or a tile. The rest is as in `VisionSpec`.
 
-    max_tokens: of an image that is cut into patches.
+    max_tokens: limit for an image that is cut into patches.
     """
 
     layout: Literal["image", "framed", "tiles", "crops", "patches"]
@@ -57,7 +57,7 @@ class ImageForm:
 class ImageReader:
     """Reads images for one vision tower. folder: the model's, or a bundle's `model/`.
 
-    Raises GenerationError where the image processor cannot be loaded.
+    Raises GenerationError if the image processor cannot be loaded.
     """
 
     def __init__(self, form: ImageForm, folder: Path) -> None:
@@ -72,13 +72,13 @@ class ImageReader:
         }
 
     def prepare(self, source: Any) -> PreparedImage:
-        """Return an image, a path or a PIL image, as the tower takes it. Raises RequestError for anything else."""
+        """Return an image, given as a path or PIL image, as tower inputs. Raises RequestError for anything else."""
         if isinstance(source, PreparedImage):
             return source
         image, where = _opened(source)
         try:
             return self._layouts[self._form.layout](image, where)
-        except ValueError as error:  # what transformers refuses, such as an image 200 times as wide as it is high
+        except ValueError as error:  # raised by transformers, for example for an image 200 times as wide as it is high
             raise RequestError(f"the image cannot be used: {error}", where, "give another image") from None
         except DATA_ERRORS as error:
             what = f"the image processor fails: {type(error).__name__}: {error}"
@@ -105,7 +105,7 @@ class ImageReader:
         return self._of_pixels(pixels, where)
 
     def _of_pixels(self, pixels: Array, where: str, tiles: HeightWidth = (0, 0)) -> PreparedImage:
-        """Return pictures [N, C, H, W] of the tower's one size."""
+        """Return pictures [N, C, H, W], all of the tower's fixed size, as tower inputs."""
         pixels = np.ascontiguousarray(pixels, np.float32)
         wanted = self._form.pixels
         if pixels.shape[1:] != wanted:
@@ -136,22 +136,22 @@ class ImageReader:
 
 
 def patch_positions(rows: int, columns: int, merge: int) -> Array:
-    """Return row and column of every patch [tokens, merge * merge, 2], in the order of the image processor."""
+    """Return the row and column of every patch, [tokens, merge * merge, 2], in the image processor's order."""
     at = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), -1)
     blocks = at.reshape(rows // merge, merge, columns // merge, merge, 2).transpose(0, 2, 1, 3, 4)
     return blocks.reshape(-1, merge**2, 2)
 
 
 def position_taps(positions: Array, size: HeightWidth, side: int) -> dict[str, Array]:
-    """Return the four learned positions around every patch, and what each counts: [tokens, merge * merge, 4].
+    """Return the indices and weights of the four learned positions around every patch: [tokens, merge * merge, 4].
 
-    positions: [tokens, merge * merge, 2], rows and columns of an image of `size` patches, whose corners are those of a
-    square of side x side learned positions. HF: `get_vision_interpolation_indices_and_weights`.
+    positions: [tokens, merge * merge, 2], rows and columns in an image of `size` patches. The image's corners coincide
+    with those of the side x side square of learned positions. HF: `get_vision_interpolation_indices_and_weights`.
     """
     at = positions * ((side - 1) / np.maximum(np.array(size) - 1, 1))
     low = np.floor(at).astype(np.int64)
     near, share = np.stack([low, np.minimum(low + 1, side - 1)], -1), at - low
-    weights = np.stack([1 - share, share], -1)  # [tokens, merge * merge, 2, 2]: of rows and columns, low and high
+    weights = np.stack([1 - share, share], -1)  # [tokens, merge * merge, 2, 2]: rows and columns, low and high
     taps = near[..., 0, :, None] * side + near[..., 1, None, :]
     products = weights[..., 0, :, None] * weights[..., 1, None, :]
     shape = (*positions.shape[:2], 4)
@@ -159,13 +159,13 @@ def position_taps(positions: Array, size: HeightWidth, side: int) -> dict[str, A
 
 
 def _windows(rows: int, columns: int, size: int) -> Array:
-    """Return the number of each token's window [tokens]: squares of `size` tokens from the upper left on."""
+    """Return the window index of each token, [tokens]: squares of `size` tokens from the upper left on."""
     row, column = np.meshgrid(np.arange(rows) // size, np.arange(columns) // size, indexing="ij")
     return (row * (columns // size + 1) + column).reshape(-1)
 
 
 def _opened(source: Any) -> tuple[Image.Image, str]:
-    """Return an RGB image and what errors call it."""
+    """Return an RGB image and its name in errors."""
     from PIL import Image
 
     if isinstance(source, Image.Image):
@@ -179,7 +179,7 @@ def _opened(source: Any) -> tuple[Image.Image, str]:
 
 
 def array_key(*arrays: Array) -> int:
-    """Return a number that follows from the arrays' bytes and shapes."""
+    """Return a hash of the arrays' bytes and shapes."""
     digest = hashlib.blake2b(digest_size=8)
     for array in arrays:
         digest.update(repr(array.shape).encode())
@@ -188,22 +188,22 @@ def array_key(*arrays: Array) -> int:
 
 
 def _processor(folder: Path) -> Any:
-    """Load the image processor, the one that needs no torchvision."""
+    """Load the image processor in the variant that does not need torchvision."""
     from transformers import AutoImageProcessor
 
     try:
         return AutoImageProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
-    except Exception as error:  # whatever a damaged file makes transformers raise
+    except Exception as error:  # a damaged file can make transformers raise anything
         what = f"the image processor cannot be loaded: {type(error).__name__}: {error}"
         raise GenerationError(what, str(folder), "build the bundle again from a folder whose processor loads") from None
 
 
 def _check_sizes(processor: Any, most: int, where: str) -> None:
-    """Raise GenerationError for sizes that would make any image fill the memory."""
+    """Raise GenerationError for sizes that would let any image exhaust memory."""
     for name in ("size", "crop_size", "max_image_size"):
         try:
             sizes = dict(getattr(processor, name, None) or {})
-        except (TypeError, ValueError):  # no sizes by name: nothing can be made of it
+        except (TypeError, ValueError):  # sizes without names cannot be checked
             continue
         for key, size in sizes.items():
             if size is not None and not (isinstance(size, int) and size <= most):

@@ -1,4 +1,4 @@
-"""Run a job in a child process: TensorRT may abort or segfault, hold memory, or have to be cancelled."""
+"""Run a job in a child process, since TensorRT may abort, segfault, hold memory or need to be cancelled."""
 
 import contextlib
 import json
@@ -19,30 +19,30 @@ from trtkit.jobs.json_form import from_json, to_json
 from trtkit.jobs.process import ChildProcess
 from trtkit.jobs.trt_log import level_of
 
-# How long a child may take to die on SIGTERM before it is killed.
+# How long a child may take to exit on SIGTERM before it is killed.
 _TERMINATE_TIMEOUT_S = 3.0
 
 
 @dataclass
 class ChildCrashError(Exception):
-    """A job whose process died without an answer. log: all that it printed."""
+    """A job whose process died without an answer. log: everything that it printed."""
 
     returncode: int
     log: str
 
     @property
     def cause(self) -> str:
-        """How the process died: a signal's name or an exit code."""
+        """The cause of death: a signal's name or an exit code."""
         if self.returncode < 0:
             return signal.Signals(-self.returncode).name
         return f"exit code {self.returncode}"
 
 
 def run_child(job: Job[Request, Result], request: Request, report: Listener, severity: str | None = None) -> Result:
-    """Do `job` in a child process and return its result.
+    """Run `job` in a child process and return its result.
 
-    Events arrive while it runs. Raises the child's own TrtkitError, or ChildCrashError if it died.
-    An exception here, Ctrl-C among them, ends the child first.
+    Events are delivered while it runs. Raises the child's own TrtkitError, or ChildCrashError if it died. An exception
+    here, including Ctrl-C, first ends the child.
     """
     with scratch_folder() as folder:
         log = folder / "log"
@@ -54,14 +54,14 @@ def run_child(job: Job[Request, Result], request: Request, report: Listener, sev
 
 
 def result_of(job: Job[Request, Result], answer: dict[str, Any]) -> Result:
-    """Return the result that the worker answered with. Raises the error that it answered with."""
+    """Return the result in the worker's answer, or raise the error in it."""
     if answer["event"] == "error":
         raise error_from_json(answer)
     return from_json(job.result, answer["result"])
 
 
 def _converse(job: Job[Request, Result], request: str, context: JobContext) -> tuple[dict[str, Any] | None, int]:
-    """Start the child, pass its events on, and return its last word and exit code."""
+    """Start the child and pass on its events; return its answer and exit code."""
     read_end, write_end = os.pipe()
     command = ["trtkit.jobs.worker", job.function, job.request_name, str(write_end), str(context.log)]
     command += [context.severity] if context.severity else []
@@ -83,18 +83,18 @@ def _converse(job: Job[Request, Result], request: str, context: JobContext) -> t
 
 
 _LOG = logging.getLogger("trtkit.child")
-# How often a child's file is looked at.
+# How often a child's log file is polled.
 _INTERVAL_S = 0.2
 
 
 def is_followed() -> bool:
-    """Whether somebody keeps the log: then children say more than what their errors need."""
+    """Whether anyone keeps the log: if so, children log more than their errors need."""
     return _LOG.isEnabledFor(logging.INFO)
 
 
 @contextlib.contextmanager
 def followed(file: Path, job: str) -> Iterator[None]:
-    """Log each line that is added to `file` while the block runs, with TensorRT's severity."""
+    """Log each line appended to `file` while the block runs, with TensorRT's severity."""
     if not is_followed():
         yield
         return
@@ -110,7 +110,7 @@ def followed(file: Path, job: str) -> Iterator[None]:
 
 
 def log_lines(file: Path, job: str) -> None:
-    """Log all lines of `file`, in which a job's output is, as `followed` does while a child runs."""
+    """Log all lines of `file`, a job's output, as `followed` does while a child runs."""
     if is_followed():
         _LOG.debug("process of job %s", job)
         is_over = threading.Event()
@@ -119,7 +119,7 @@ def log_lines(file: Path, job: str) -> None:
 
 
 def _follow(file: Path, is_over: threading.Event) -> None:
-    """Log lines until `is_over`, then what is left."""
+    """Log lines until `is_over` is set, then the remaining ones."""
     rest = b""
     with file.open("rb") as stream:
         while True:

@@ -1,4 +1,4 @@
-"""What a job reports while it runs, and what it did to a model step by step, which the manifest keeps."""
+"""Events of a running job, and the steps applied to a model, which the manifest records."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ from trtkit.jobs.json_form import from_json, to_json
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of the work has begun."""
+    """Start of a phase of the work."""
 
     name: str
 
@@ -26,9 +26,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Progress:
-    """How much of the current phase is done. total: 0 if unknown. detail: what is under way, for people.
+    """Progress of the current phase. total: 0 if unknown. detail: the current item, for people.
 
-    rate: how fast it goes, for people.
+    rate: the speed, for people.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a job so far, of the job's own type; it stands even if the job then dies."""
+    """A job's result so far, of the job's result type; it remains valid even if the job then dies."""
 
     report: object
 
@@ -50,7 +50,7 @@ Listener = Callable[[Event], None]
 
 
 def ignore(_event: Event) -> None:
-    """Take an event and do nothing."""
+    """Ignore an event."""
 
 
 _KINDS: dict[str, type[Event]] = {kind.__name__.lower(): kind for kind in (Phase, Step, Progress)}
@@ -74,7 +74,7 @@ T = TypeVar("T")
 
 @dataclass
 class Steps:
-    """Steps in order; each is reported as it ends."""
+    """The steps so far; each is reported when it ends."""
 
     report: Listener
     done: list[Step] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Steps:
         self.report(step)
 
     def counted(self, name: str, total: int = 0) -> Callable[..., None]:
-        """Return what reports how many are done, of `total` or of as many as it is told."""
+        """Return a function that reports how many items are done, of `total` or of its second argument."""
 
         def report(done: int, of: int = total) -> None:
             self.report(Progress(name, done, of))
@@ -97,7 +97,7 @@ class Steps:
         return report
 
     def track(self, name: str, items: Sequence[T]) -> Iterator[T]:
-        """Yield the items, and report how many are done."""
+        """Yield the items and report progress."""
         report = self.counted(name, len(items))
         for index, item in enumerate(items):
             yield item

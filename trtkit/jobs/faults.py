@@ -1,4 +1,4 @@
-"""What a job raised, as the error that its caller gets, and as JSON."""
+"""Convert exceptions of jobs to user errors, and errors to and from JSON."""
 
 import errno
 import importlib
@@ -13,9 +13,9 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
 def user_error(error: Exception, folder: str = "") -> TrtkitError | None:
-    """Return the error that says what the user can do about `error`; None if it is a fault of trtkit's own.
+    """Return the user error for `error`; None if it is a bug in trtkit.
 
-    folder: where the job writes, for a full disk that names no file.
+    folder: where the job writes, for a full disk if the exception names no file.
     """
     if isinstance(error, TrtkitError):
         return error
@@ -29,19 +29,19 @@ def user_error(error: Exception, folder: str = "") -> TrtkitError | None:
 
 
 def internal_error(error: Exception, job: str, log: str) -> TrtkitError:
-    """Return a fault of trtkit's own as an error. log: what the job printed before."""
+    """Return a bug in trtkit as an error to report. log: the job's output."""
     lines = last_lines(log + "".join(traceback.format_exception(error)))
     return TrtkitError(f"internal error: {error!r}", f"job {job}", f"report it with these lines:\n{lines}")
 
 
 def error_to_json(error: TrtkitError) -> dict[str, Any]:
-    """Return the error as a JSON object that names its class."""
+    """Return the error as a JSON object that includes its class."""
     kind = type(error)
     return {**error.to_json(), "type": f"{kind.__module__}:{kind.__qualname__}"}
 
 
 def error_from_json(data: dict[str, Any]) -> TrtkitError:
-    """Return the error that `error_to_json` wrote. Raises TypeError where the class is not a TrtkitError."""
+    """Return the error that `error_to_json` wrote. Raises TypeError if its class is not a TrtkitError."""
     module, _, name = data["type"].partition(":")
     kind: Any = importlib.import_module(module)
     for part in name.split("."):

@@ -1,4 +1,4 @@
-"""A job: a function that may run in a process of its own, and the types of what it takes and gives."""
+"""A job: a function that may run in a separate process, with the types of its request and result."""
 
 import importlib
 import os
@@ -14,11 +14,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Job(Generic[Request, Result]):
-    """Work that a Runner does. Declared in the package of its function, in a module that is light to import.
+    """Work for a Runner. Declared in the package of its function, in a module that is cheap to import.
 
     function: `module:name` of `(request: Request, context: Context) -> Result`, imported only where the job runs.
     uses_tensorrt: whether TensorRT parses or builds in it: after a crash it runs again with TensorRT's verbose log.
-    activity: what its process was doing, for the message of a crash.
+    activity: what its process was doing, for crash messages.
     """
 
     function: str
@@ -41,8 +41,9 @@ class Job(Generic[Request, Result]):
 class JobContext:
     """What a running job gets in addition to its request.
 
-    report: takes its events. log: the file with all that its process has printed so far, TensorRT's log among it.
-    severity: the least severe messages that TensorRT's logger writes; None leaves that to the job.
+    report: receives its events.
+    log: the file with everything that its process has printed so far, including TensorRT's log.
+    severity: the lowest severity that TensorRT's logger writes; None leaves the choice to the job.
     """
 
     report: Listener = ignore
@@ -51,6 +52,6 @@ class JobContext:
 
 
 def load(name: str) -> Any:
-    """Import what is called `module:name`."""
+    """Import the object named `module:name`."""
     module, _, inner = name.partition(":")
     return getattr(importlib.import_module(module), inner)

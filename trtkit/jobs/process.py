@@ -1,4 +1,4 @@
-"""A Python process that ends with the one that started it, which it hears through its stdin."""
+"""A Python process that exits when its parent does, which it detects by the end of its stdin."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LAST_CHARACTERS = 300
 
 
 class ChildProcess:
-    """A module in a session of its own; what it prints is in `log`.
+    """A module running in its own session, with its output in `log`.
 
-    Its stdin stays open: its end tells the process that this one is gone. command: the module, then its arguments.
-    environment: None for that of this process. pass_fds: file descriptors that it inherits.
+    Its stdin stays open: end of file tells it that this process has exited. command: the module, then its arguments.
+    environment: None to inherit this process's. pass_fds: file descriptors that it inherits.
     """
 
     def __init__(
@@ -50,18 +50,18 @@ class ChildProcess:
         return self._process.poll() is None
 
     def send(self, line: str) -> None:
-        """Write a line to its stdin; one that is gone does not read it."""
+        """Write a line to its stdin; ignored if it has exited."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
 
     def wait(self) -> int:
-        """Wait for its end; return its exit code, negative for a signal."""
+        """Wait for it to exit; return its exit code, negative for a signal."""
         return self._process.wait()
 
     def failure(self) -> str:
-        """Return how it failed and the last line that it printed; empty while it runs, and if it exited with 0."""
+        """Return how it failed and its last line of output; empty while it runs and if it exited with 0."""
         code = self._process.poll()
         if not code:
             return ""
@@ -70,7 +70,7 @@ class ChildProcess:
         return ending + (f"; its last words: {line}" if line else "")
 
     def end(self, timeout_s: float) -> None:
-        """Terminate it if it runs; kill it if it takes longer than that to exit."""
+        """Terminate it if it runs; kill it after `timeout_s`."""
         if self.is_running:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -78,7 +78,7 @@ class ChildProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End it at once, if it runs."""
+        """Kill it immediately if it runs."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None

@@ -1,4 +1,4 @@
-"""Who runs jobs: a child process each, whose crashes are explained, or this process."""
+"""Runners of jobs: in a child process each, with crashes explained, or in this process."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from trtkit.jobs.worker import answer
 
 @dataclass(frozen=True)
 class Runner(ABC):
-    """Does jobs and tells `report` what happens in them. Passed as a value; those who pass it may report too."""
+    """Runs jobs and passes their events to `report`. It is passed as a value; callers may report events too."""
 
     report: Listener = ignore
 
     @abstractmethod
     def run(self, job: Job[Request, Result], request: Request) -> Result:
-        """Do a job and return its result. Raises the TrtkitError that it raised."""
+        """Run a job and return its result. Raises the job's TrtkitError."""
 
 
 @dataclass(frozen=True)
 class ChildRunner(Runner):
-    """Does each job in a process of its own; one that dies becomes an error that says where it was."""
+    """Runs each job in a child process; a crash becomes an error that says where it happened."""
 
     def run(self, job: Job[Request, Result], request: Request) -> Result:
-        """Do a job. Where a log is kept, TensorRT says what it does too, not only what is wrong."""
+        """Run a job. If a log is kept, it includes TensorRT's information messages, not only warnings and errors."""
         try:
             return run_child(job, request, self.report, _severity(job))
         except ChildCrashError as crash:
@@ -49,13 +49,13 @@ class ChildRunner(Runner):
 
 @dataclass(frozen=True)
 class InlineRunner(Runner):
-    """Does jobs in this process, with requests and results through JSON as from a child; for tests.
+    """Runs jobs in this process, with requests and results passed through JSON as for a child; for tests.
 
-    A crash is the caller's own, and peak memory is that of the whole process.
+    A crash kills the caller, and peak memory is that of the whole process.
     """
 
     def run(self, job: Job[Request, Result], request: Request) -> Result:
-        """Do a job; what it prints goes to its log, what it changes in the process is put back."""
+        """Run a job; its output goes to its log, and its changes to the process are undone."""
         data = json.loads(json.dumps(to_json(request)))
         with scratch_folder() as folder:
             log = folder / "log"
@@ -70,13 +70,13 @@ _KIND: ContextVar[type[Runner]] = ContextVar("kind of runner", default=ChildRunn
 
 
 def new_runner(report: Listener = ignore) -> Runner:
-    """Return a runner of the kind in use: children, unless `inline_jobs` says otherwise."""
+    """Return the current kind of runner: child processes, unless in an `inline_jobs` block."""
     return _KIND.get()(report)
 
 
 @contextmanager
 def inline_jobs() -> Iterator[None]:
-    """Do jobs in this process while the block runs, for whoever takes the runner of `new_runner`; for tests."""
+    """Make `new_runner` return runners that run jobs in this process while the block runs; for tests."""
     token = _KIND.set(InlineRunner)
     try:
         yield
@@ -92,9 +92,9 @@ _OUT_OF_MEMORY = "SIGKILL"
 
 
 def explain_crash(crash: ChildCrashError, job: Job[Request, Result], request: Request) -> TrtkitError:
-    """Turn a dead child into an error that names the phase it was in and the last node, if they are known.
+    """Return an error for a dead child that names the phase it was in and the last node, if known.
 
-    If TensorRT was at work, the same job runs once more with its most talkative log.
+    If TensorRT was at work, the same job runs once more with TensorRT's most verbose log.
     """
     if crash.cause == _OUT_OF_MEMORY:
         return BuildError(
@@ -120,7 +120,7 @@ def explain_crash(crash: ChildCrashError, job: Job[Request, Result], request: Re
 
 
 def _rerun_verbosely(crash: ChildCrashError, job: Job[Request, Result], request: Request) -> tuple[str, str]:
-    """Do the job again with a verbose log; return the last phase that it began, and its log."""
+    """Run the job again with a verbose log; return the last phase that it reached, and its log."""
     phases = ["start"]
 
     def note(event: Event) -> None:
@@ -137,7 +137,10 @@ def _rerun_verbosely(crash: ChildCrashError, job: Job[Request, Result], request:
 
 
 class Printed:
-    """Sends what this process prints to a file while a job runs: Python's streams, and C++'s below them."""
+    """Redirects this process's output to a file while a job runs.
+
+    Python's streams, and the descriptors that C++ uses.
+    """
 
     def __init__(self, log: Path) -> None:
         self._file = log.open("a", encoding="utf-8", buffering=1)
@@ -154,7 +157,7 @@ class Printed:
         self._file.close()
 
     def outside(self, report: Listener) -> Listener:
-        """Return `report` with the streams as they were before: who listens may print."""
+        """Return `report` called with the original streams, since listeners may print."""
 
         def deliver(event: Event) -> None:
             self._back()
@@ -180,9 +183,9 @@ class Printed:
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """Put back what a job changes in its process: sys.path, a user's modules, torch's random state."""
+    """Undo a job's changes to its process: sys.path, user modules and torch's random state."""
     path, modules = list(sys.path), set(sys.modules)
-    importlib.invalidate_caches()  # a job may import a file that was written just now
+    importlib.invalidate_caches()  # a job may import a file that was just written
     try:
         with contextlib.ExitStack() as stack:
             if "torch" in sys.modules:

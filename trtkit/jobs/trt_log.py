@@ -1,4 +1,4 @@
-"""Read the lines that TensorRT's logger writes."""
+"""Parse lines of TensorRT's log."""
 
 import logging
 import re
@@ -7,12 +7,12 @@ import re
 _LINE = re.compile(r"^\[[^\]]*\] \[TRT\] \[(?P<severity>[A-Z])\] (?P<text>.*)$")
 _LEVELS = {"V": logging.DEBUG, "I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
 _PARSING = re.compile(r"Parsing node: (?P<name>.*) \[(?P<op>\w+)\]")
-# What a machine without a GPU always logs; it is not the fault.
+# Errors always logged on a machine without a GPU; they are not the cause.
 _NOISE = ("cudaError", "CUDA initialization failure with error: 35", "Cuda failure: 35", "no CUDA-capable device")
 
 
 def error_lines(log: str) -> list[str]:
-    """Return the texts of error lines, without the noise of a missing GPU, each once."""
+    """Return the distinct texts of error lines, without the noise of a missing GPU."""
     texts = []
     for line in log.splitlines():
         match = _LINE.match(line)
@@ -22,7 +22,7 @@ def error_lines(log: str) -> list[str]:
 
 
 def level_of(line: str) -> int:
-    """Return a line's severity as Python's logging has it; lines that are not TensorRT's, and its noise, are INFO."""
+    """Return a line's severity as a `logging` level; INFO for lines that are not TensorRT's, and for noise."""
     match = _LINE.match(line)
     if match is None or any(noise in match["text"] for noise in _NOISE):
         return logging.INFO
@@ -30,24 +30,24 @@ def level_of(line: str) -> int:
 
 
 def warning_lines(log: str) -> list[str]:
-    """Return the texts of warning lines, each once."""
+    """Return the distinct texts of warning lines."""
     matches = (_LINE.match(line) for line in log.splitlines())
     return list(dict.fromkeys(m["text"].strip() for m in matches if m and m["severity"] == "W"))
 
 
 def parsed_node(text: str) -> str | None:
-    """Return the name of the node that a log text says the parser came to, None if it says something else."""
+    """Return the node name in a parser's log text; None if the text names none."""
     match = _PARSING.match(text)
     return match["name"] if match else None
 
 
 def last_parsed_node(log: str) -> str:
-    """Return "Op `name`" of the last node that a verbose log says was parsed, empty if there is none."""
+    """Return "Op `name`" of the last parsed node in a verbose log; empty if there is none."""
     matches = list(_PARSING.finditer(log))
     return f"{matches[-1]['op']} `{matches[-1]['name']}`" if matches else ""
 
 
 def last_lines(log: str, count: int = 6) -> str:
-    """Return the last lines that say something."""
+    """Return the last lines that are not blank."""
     lines = [line for line in log.splitlines() if line.strip()]
     return "\n".join(lines[-count:])

@@ -1,7 +1,7 @@
 """The child's side of a job: read the request from stdin, report events as JSON lines, answer once.
 
 Run as `python -P -m trtkit.jobs.worker FUNCTION REQUEST FD LOG [SEVERITY]`; `child.py` is its only caller. FUNCTION and
-REQUEST, the request's type, are `module:name`. -P keeps the current folder off sys.path: a file there called like a
+REQUEST, the request's type, are `module:name`. -P keeps the current folder off sys.path: a file there named like a
 package must not be imported instead.
 """
 
@@ -20,12 +20,12 @@ from trtkit.jobs.job import JobContext, load
 from trtkit.jobs.json_form import from_json, to_json
 from trtkit.threads import wait_briefly
 
-# torch's imports make so many objects that Python's own thresholds spend a sixth of a short job on looking for cycles.
+# torch's imports make so many objects that Python's default thresholds spend a sixth of a short job on cycle detection.
 _GC_THRESHOLDS = (20_000, 50, 100)
 
 
 def main(function: str, request: str, events: int, context: JobContext) -> None:
-    """Do the job of `function` and answer on the file descriptor `events`."""
+    """Run the job of `function` and answer on the file descriptor `events`."""
     data = json.loads(sys.stdin.readline())
     wait_briefly()
     gc.set_threshold(*_GC_THRESHOLDS)
@@ -38,7 +38,7 @@ def main(function: str, request: str, events: int, context: JobContext) -> None:
 
 
 def answer(function: str, request: str, data: Any, context: JobContext) -> dict[str, Any]:
-    """Do the job; return its result as JSON, or its error. data: the request as JSON."""
+    """Run the job; return its result, or its error, as JSON. data: the request as JSON."""
     try:
         result = load(function)(from_json(load(request), data), context)
         return {"event": "result", "result": to_json(result)}
@@ -52,9 +52,10 @@ def answer(function: str, request: str, data: Any, context: JobContext) -> dict[
 
 
 def exit_with_parent() -> None:
-    """Wait for the end of stdin, which comes when the parent is gone, then leave at once.
+    """Wait for the end of stdin, which means that the parent has exited, then exit immediately.
 
-    Reads the descriptor itself: a thread inside `sys.stdin` holds a lock that Python waits for at exit, then aborts.
+    It reads the descriptor directly: a thread blocked in `sys.stdin` holds a lock that Python waits for at exit, and
+    then aborts.
     """
     while os.read(0, 1):
         pass

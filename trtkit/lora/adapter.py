@@ -1,4 +1,4 @@
-"""PEFT's adapters: adapter_config.json checked, matrices by the model's weights."""
+"""PEFT adapters: check adapter_config.json and map the matrices to the model's weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _PREFIX = "base_model.model."
-# How the names of an adapter's tensors end: two matrices of a linear layer or of a table, and a copy of its base.
+# Suffixes of tensor names in an adapter: two matrices of a linear layer or of a table, and a copy of the base weight.
 _ENDS = {
     ".lora_A.weight": "a",
     ".lora_B.weight": "b",
@@ -53,9 +53,9 @@ class Module:
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
-    """What an adapter adds to one matrix [out, in]: scale * b a.
+    """An adapter's update of one matrix [out, in]: scale * b a.
 
-    a: [adapter_rank, in]. b: [out, adapter_rank]. base: a copy of the matrix that came with the adapter, if one did.
+    a: [adapter_rank, in]. b: [out, adapter_rank]. base: the adapter's copy of the base matrix, if it has one.
     """
 
     module: Module
@@ -92,10 +92,10 @@ class Adapter:
 
 @reader
 def open_adapter(folder: Path, spec: DecoderSpec) -> Adapter:
-    """Open an adapter that PEFT saved, for a model.
+    """Open a PEFT adapter for a model.
 
-    Raises SourceError for missing files and pickles, ProblemsError for forms of adapters that are not supported, and
-    with everything that does not fit the model: names, shapes, ranks, layers that lack their matrices.
+    Raises SourceError for missing files and pickles, ProblemsError for unsupported kinds of adapters and for everything
+    that does not fit the model: names, shapes, ranks, layers without matrices.
     """
     files = adapter_files(folder)
     config = check_config(read_json(files[0]), str(files[0]))
@@ -121,7 +121,7 @@ def open_adapter(folder: Path, spec: DecoderSpec) -> Adapter:
 
 
 def model_modules(spec: DecoderSpec) -> dict[str, Module]:
-    """Return the model's matrices by the names that transformers has for their modules."""
+    """Return the model's matrices by their module names in transformers."""
     modules = {}
     for weight in model_weights(spec):
         if not weight.path.endswith(".weight") or len(weight.shape) != 2:
@@ -137,7 +137,7 @@ def model_modules(spec: DecoderSpec) -> dict[str, Module]:
 def _by_module(
     stored: Mapping[str, StoredArray], modules: Mapping[str, Module]
 ) -> tuple[dict[str, dict[str, StoredArray]], list[Problem]]:
-    """Return an adapter's tensors by module and kind, and those that are not the model's or not an adapter's."""
+    """Return an adapter's tensors by module and kind, and a problem for each that fits neither model nor adapter."""
     tensors: dict[str, dict[str, StoredArray]] = {}
     problems = []
     for key, array in stored.items():
@@ -156,7 +156,7 @@ def _by_module(
 
 
 def _problem(name: str, factors: Mapping[str, StoredArray], module: Module, config: AdapterConfig) -> Problem | None:
-    """Return what is wrong with a module's tensors; None if nothing is."""
+    """Return the problem with a module's tensors; None if they are valid."""
     kinds = ("table_a", "table_b") if module.is_table else ("a", "b")
     if set(factors) - {"base"} != set(kinds):
         listed = ", ".join(f"`{end}`" for end, kind in _ENDS.items() if kind in factors)
@@ -180,7 +180,7 @@ def _problem(name: str, factors: Mapping[str, StoredArray], module: Module, conf
 def _without_matrices(
     config: AdapterConfig, modules: Mapping[str, Module], tensors: Mapping[str, object]
 ) -> Iterator[Problem]:
-    """Yield the layers that the config targets and the file lacks. PEFT does not treat experts as layers."""
+    """Yield problems for targeted layers without matrices in the file. PEFT does not treat experts as layers."""
     for name in modules if config.names_targets else ():
         if name not in tensors and not re.search(r"\.experts\.\d+\.", name) and config.targets(name):
             yield Problem(f"`{name}` is one of `target_modules`, but the file has no matrices for it")
@@ -188,7 +188,7 @@ def _without_matrices(
 
 _ALL_LINEAR = "all-linear"
 
-# Fields that say what an adapter computes, and are read here.
+# Fields that define what an adapter computes, and are used here.
 _READ = {
     "peft_type",
     "r",
@@ -203,7 +203,7 @@ _READ = {
     "init_lora_weights",
     "bias",
 }
-# Fields of training and bookkeeping; `fan_in_fan_out` follows from the layer, as in PEFT.
+# Fields for training and bookkeeping; `fan_in_fan_out` is derived from the layer, as in PEFT.
 _WITHOUT_EFFECT = {
     "auto_mapping",
     "base_model_name_or_path",
@@ -224,7 +224,7 @@ _WITHOUT_EFFECT = {
 _MERGE = "merge it with PEFT (`merge_and_unload`), save the model, and build that"
 _RETRAIN = "train the adapter without it"
 _CONVERT = "save it with PEFT's `path_initial_model_for_weight_conversion`, which makes a plain adapter of it"
-# What the field means, and what to do.
+# Reason and fix for each field that is refused.
 _REFUSED = {
     "use_dora": ("DoRA rescales the sum of weight and adapter", _MERGE),
     "modules_to_save": ("whole modules were trained in addition to the adapter", _MERGE),
@@ -235,14 +235,14 @@ _REFUSED = {
     "lora_bias": ("the adapter adds biases", _MERGE),
 }
 _MATCHING_S = 2.0
-"""What matching all patterns of an adapter may take; the usual ones take milliseconds."""
-# Initial values that subtract from the base's weights what the adapter begins with, or, of MiCA, compute otherwise.
+"""Limit on the time for matching all patterns of an adapter; usual ones take milliseconds."""
+# Initializations that subtract the adapter's initial product from the base weights or, for MiCA, compute differently.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")
 
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """What an adapter_config.json says. where: the file, for errors."""
+    """The contents of adapter_config.json. where: the file, for errors."""
 
     fields: Mapping[str, Any]
     where: str
@@ -252,18 +252,18 @@ class AdapterConfig:
         return int(self._by_pattern("rank_pattern", module, self.fields.get("r", 8)))
 
     def scale_of(self, module: str) -> float:
-        """Return what the product of a module's two matrices is multiplied by."""
+        """Return the factor of the product of a module's two matrices."""
         alpha = self._by_pattern("alpha_pattern", module, self.fields.get("lora_alpha", 8))
         adapter_rank = self.adapter_rank_of(module)
         return float(alpha / (math.sqrt(adapter_rank) if self.fields.get("use_rslora") else adapter_rank))
 
     @property
     def names_targets(self) -> bool:
-        """Whether the targets are listed or matched by name, and not just all linear layers."""
+        """Whether targets are listed or matched by name, not simply all linear layers."""
         return self.fields.get("target_modules") != _ALL_LINEAR
 
     def targets(self, module: str) -> bool:
-        """Whether the adapter is for a module, by its full name. HF: PEFT's `check_target_module_exists`."""
+        """Whether the adapter targets a module, given its full name. HF: PEFT's `check_target_module_exists`."""
         excluded, targets = self.fields.get("exclude_modules"), self.fields.get("target_modules")
         if excluded and self._is_listed(excluded, module):
             return False
@@ -289,15 +289,16 @@ class AdapterConfig:
         return next(matching, default)
 
     def _is_listed(self, names: str | list[str], module: str) -> bool:
-        """Whether a module fits a regular expression, or ends with one of several names."""
+        """Whether a module matches a regular expression, or ends with one of several names."""
         if isinstance(names, str):
             return self._match(rf"(?:{names})\Z", module) is not None
         return any(module == name or module.endswith(f".{name}") for name in names)
 
     def _match(self, pattern: str, module: str) -> regex.Match[str] | None:
-        """Return how a module begins with a pattern, None if it does not.
+        """Match a pattern at the start of a module's name; None if it does not match.
 
-        The patterns come with the adapter, and may backtrack for ever: other threads run meanwhile, and it stops.
+        The patterns come from the adapter and may backtrack forever, so matching has a timeout and lets other threads
+        run.
         Raises SourceError if it takes too long.
         """
         import regex
@@ -315,7 +316,7 @@ class AdapterConfig:
 
 
 def check_config(fields: Mapping[str, Any], where: str) -> AdapterConfig:
-    """Return an adapter's config. Raises ProblemsError with every field that makes it another kind of adapter."""
+    """Return an adapter's config. Raises ProblemsError listing every field that makes its kind unsupported."""
     problems = list(_problems(fields))
     if problems:
         shown = [Problem(problem.what, where, problem.fix) for problem in problems]

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def open_language_model(source: Source, *, keep_quantized: bool = False) -> DecoderSource:
-    """Open a decoder-only LLM; if the source names an adapter, with that merged into its weights.
+    """Open a decoder-only LLM; if the source names an adapter, merge it into the weights.
 
-    Raises what `open_decoder_source`, `open_adapter` and `merged` do.
+    Raises what `open_decoder_source`, `open_adapter` and `merged` raise.
     """
     opened = open_decoder_source(source, keep_quantized=keep_quantized)
     if source.lora is None:
@@ -37,16 +37,17 @@ def open_language_model(source: Source, *, keep_quantized: bool = False) -> Deco
 
 
 def merged(opened: DecoderSource, spec: DecoderSpec, adapter: Adapter) -> DecoderSource:
-    """Return a model whose weights have an adapter in them, computed in fp32 when they are read.
+    """Return a model with an adapter merged into its weights, computed in fp32 as they are read.
 
-    Raises ProblemsError for matrices that are quantized, SourceError for a table that the checkpoint holds twice.
+    Raises ProblemsError for quantized matrices, SourceError for a table that the checkpoint may hold twice and for a
+    base matrix that differs from the adapter's copy.
     """
     weights = find_weights(spec, opened.checkpoint, opened.where)
     assert isinstance(opened.checkpoint, Checkpoint)
     stored = {name: opened.checkpoint.stored(name) for name in opened.checkpoint}
     head, table = f"{spec.names['lm_head']}.weight", weights.name_of("embedding.weight")
     names = {path: weights.name_of(f"{path}.weight") for path in adapter.parts if f"{path}.weight" in weights}
-    bases = {path: stored[names.get(path, table)] for path in adapter.parts}  # a tied head is the table
+    bases = {path: stored[names.get(path, table)] for path in adapter.parts}  # a tied head uses the table
     _check(adapter, bases, spec)
     if spec.head.is_tied and adapter.parts.keys() & {"embedding", "lm_head"}:
         stored[head] = stored[table]
@@ -64,7 +65,7 @@ def merged(opened: DecoderSource, spec: DecoderSpec, adapter: Adapter) -> Decode
 
 
 def _check(adapter: Adapter, bases: dict[str, StoredArray], spec: DecoderSpec) -> None:
-    """Raise ProblemsError or SourceError for matrices that an adapter cannot be added to."""
+    """Raise ProblemsError or SourceError for matrices that the adapter cannot be merged into."""
     quantized = sorted(path for path, base in bases.items() if base.is_quantized)
     if quantized:
         problems = [Problem(f"`{path}` is quantized") for path in quantized[:8]]
@@ -80,14 +81,14 @@ def _check(adapter: Adapter, bases: dict[str, StoredArray], spec: DecoderSpec) -
 
 
 def _is_same(one: StoredArray, other: StoredArray) -> bool:
-    """Whether two arrays hold the same numbers."""
+    """Whether two arrays have equal values."""
     return one.shape == other.shape and np.array_equal(
         np.asarray(one.read(), np.float32), np.asarray(other.read(), np.float32)
     )
 
 
 def _sum(base: StoredArray, part: LowRank, *, is_turned: bool) -> Array:
-    """Return a matrix and what an adapter adds to it, in fp32."""
+    """Return a matrix plus its adapter's update, in fp32."""
     a, b = part.matrices()
     total = np.array(base.read(), np.float32)
     total += a.T @ b.T if is_turned else b @ a

@@ -1,4 +1,4 @@
-"""Which linear layers of a model can have adapters while an engine runs."""
+"""Linear layers that adapters can change while an engine runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trtkit.models.parallel import Grid
     from trtkit.models.spec import DecoderSpec
 
-# Not experts, which read tokens of all rows together, not streams, whose router reads twice, and not `kv_b`, which is
+# Excluded: experts, which read tokens of all rows together; streams, whose router reads twice; and `kv_b`, which is
 # absorbed.
 _LINEAR = re.compile(
     r"layers\.\d+\.(?:(?:attention|mlp|conv|delta|mamba|per_layer|laurel|moe\.shared)\.(?!kv_b$|relative_bias$|.*norm$)\w+"
@@ -26,7 +26,10 @@ _LINEAR = re.compile(
 
 
 def adapted_layers(spec: DecoderSpec, options: LoraOptions) -> frozenset[str]:
-    """Return the paths of layers that adapters may change. Raises ConfigError for targets that the model has not."""
+    """Return the paths of layers that adapters may change.
+
+    Raises ConfigError for targets that the model does not have.
+    """
     names = {name: module.path for name, module in model_modules(spec).items() if _LINEAR.match(module.path)}
     chosen = {target: {name for name in names if f".{name}".endswith(f".{target}")} for target in options.targets}
     missing = [target for target, matching in chosen.items() if not matching]
@@ -46,7 +49,7 @@ def adapted_layers(spec: DecoderSpec, options: LoraOptions) -> frozenset[str]:
 
 
 def check_stages(spec: DecoderSpec, options: LoraOptions, grid: Grid) -> None:
-    """Raise ConfigError for a pipeline stage without a layer that adapters may change, and for unknown targets."""
+    """Raise ConfigError for unknown targets, and for a pipeline stage without a layer that adapters may change."""
     paths = adapted_layers(spec, options)
     for stage in range(grid.pipeline):
         stage_spec = rank_spec(spec, grid, stage * grid.stage_ranks)
@@ -59,7 +62,7 @@ def check_stages(spec: DecoderSpec, options: LoraOptions, grid: Grid) -> None:
 def adapter_bytes(
     spec: DecoderSpec, options: LoraOptions | None, dtype: DType, own_spec: DecoderSpec | None = None
 ) -> int:
-    """Return the memory that a model, or its part `own_spec`, keeps for adapters: two matrices for each layer."""
+    """Return the bytes that a model, or its part `own_spec`, reserves for adapters: two matrices per layer."""
     if options is None:
         return 0
     paths = adapted_layers(spec, options)
@@ -68,7 +71,7 @@ def adapter_bytes(
 
 
 def check_adapter(adapter: Adapter, paths: frozenset[str], max_adapter_rank: int) -> None:
-    """Raise ProblemsError for an adapter of layers that the engine does not adapt, or of a rank that never fits."""
+    """Raise ProblemsError for an adapter that changes other layers than the engine's, or whose rank is too large."""
     where = str(adapter.folder)
     problems = [
         Problem(f"it changes `{path}`, which the engine takes no adapters for", where)

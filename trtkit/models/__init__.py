@@ -1,1 +1,1 @@
-"""Model families as data: what a decoder computes and what its weights are called."""
+"""Model families as data: a decoder's computation and the names of its weights."""

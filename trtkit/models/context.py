@@ -1,9 +1,8 @@
-"""Which positions of a sequence each of several ranks caches: blocks of neighboring tokens, dealt out in turn.
+"""The positions of a sequence that each of several ranks caches: blocks of adjacent tokens, assigned round-robin.
 
-Every rank has a share of any sequence that differs from the others' by a block at most, however long the sequence is,
-so that ranks read equally much in each step. Pages are dealt out within: each rank's pool holds a block of every page,
-and page tables are the same on all ranks.
-Source: Helix, https://arxiv.org/abs/2507.07120, section 2.3.
+The ranks' shares of a sequence differ by at most one block, at any length, so that all ranks read about the same amount
+in each step. Pages are split internally: each rank's pool holds a block of every page, and page tables are the same on
+all ranks. Source: Helix, https://arxiv.org/abs/2507.07120, section 2.3.
 """
 
 from __future__ import annotations
@@ -21,29 +20,29 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array
 
 LINEAR_BLOCK = 16
-"""Tokens of a block of linear caches."""
+"""Tokens per block of linear caches."""
 
 
 @dataclass(frozen=True)
 class ContextShare:
-    """The positions that one of several ranks caches. block: neighboring tokens that lie on one rank."""
+    """The positions that one of several ranks caches. block: adjacent tokens on the same rank."""
 
     share: Share = WHOLE
     block: int = LINEAR_BLOCK
 
     @property
     def is_whole(self) -> bool:
-        """Whether one rank caches all positions."""
+        """Whether a single rank caches all positions."""
         return self.share.count == 1
 
     @property
     def period(self) -> int:
-        """Tokens after which it is the same rank's turn again."""
+        """Number of tokens after which the assignment to ranks repeats."""
         return self.block * self.share.count
 
     @property
     def multiple(self) -> int:
-        """Numbers of tokens that this divides lie on all ranks equally, from any such number of tokens on."""
+        """Token counts divisible by this are split equally among ranks, from any such count on."""
         return 1 if self.is_whole else self.period
 
     def count(self, tokens: int) -> int:
@@ -54,9 +53,9 @@ class ContextShare:
         return turns * self.block + min(max(rest - self.share.index * self.block, 0), self.block)
 
     def linear_length(self, tokens: int) -> int:
-        """Return how many tokens this rank's part of a linear cache of `tokens` holds.
+        """Return this rank's length of a linear cache of `tokens` tokens.
 
-        It is equally long on all ranks. The last block takes new tokens that other ranks cache.
+        It is the same on all ranks. The last block takes new tokens that other ranks cache.
         """
         return tokens if self.is_whole else (-(-tokens // self.period) + 1) * self.block
 
@@ -72,7 +71,7 @@ class ContextShare:
         return positions // self.block % self.share.count == self.share.index
 
     def places(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return the places of tokens that this rank caches, among all that it does."""
+        """Return the indices of tokens that this rank caches within its own cache."""
         return positions if self.is_whole else positions // self.period * self.block + positions % self.block
 
 
@@ -80,7 +79,7 @@ ALL_POSITIONS = ContextShare()
 
 
 def context_of(share: Share, page_tokens: int | None) -> ContextShare:
-    """Return the layout of caches that are linear, or pages of `page_tokens` on all ranks together."""
+    """Return the layout of linear caches, or of pages with `page_tokens` tokens over all ranks."""
     if share.count == 1:
         return ALL_POSITIONS
     return ContextShare(share, LINEAR_BLOCK if page_tokens is None else page_tokens // share.count)

@@ -1,4 +1,4 @@
-"""Parts that few families state: attention in chunks or with gates, MiMo's, Hunyuan's, Granite's, Command A+'s."""
+"""Parts stated by few families: attention in chunks or with gates, MiMo's, Hunyuan's, Granite's, Command A+'s."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def chunked_attentions(config: HfConfig) -> list[AttentionSpec]:
 
 
 def _rotated(config: HfConfig) -> AttentionSpec:
-    """Return attention whose queries and keys turn, and are then normed by head without weights."""
+    """Return attention whose queries and keys are rotated, and then normed by head without weights."""
     attention = biased_attention_part(config)
     rope = rope_spec(config, attention.head_dim, theta=500000.0, is_interleaved=True)
     if not config.get("use_qk_norm", True):

@@ -1,4 +1,4 @@
-"""Feed-forward parts of a layer as data: MLPs, mixtures of experts, and Gemma's vectors of each layer's own."""
+"""Feed-forward parts of a layer as data: MLPs, mixtures of experts, and Gemma's per-layer vectors."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from trtkit.models.attention import NormSpec
 from trtkit.models.share import WHOLE, Share
 
 MOST_READ_BLOCKS = 3840
-"""Blocks of neurons that a step can rank: the most that TensorRT's TopK takes."""
+"""Maximum number of neuron blocks that a step can rank, the limit of TensorRT's TopK."""
 _PAYS_BELOW = 3
 """Gathered rows are read, written and read again, so that all of them cost as much as three times the matrix."""
 
@@ -21,7 +21,7 @@ class ActiveBlocks:
     kept: int
 
     def count_of(self, intermediate_size: int) -> int:
-        """Return how many blocks there are, of which the last may not be full."""
+        """Return the number of blocks, the last of which may be partial."""
         return -(-intermediate_size // self.block)
 
     def most_tokens(self, count: int) -> int:
@@ -120,7 +120,7 @@ class MoeSpec:
     share: Share = WHOLE
 
     def expert_inputs(self, hidden_size: int) -> int:
-        """Return the elements that each expert reads, and gives."""
+        """Return the number of elements that each expert reads and returns."""
         return hidden_size if self.latent_size is None else self.latent_size
 
     @property
@@ -140,7 +140,7 @@ class MoeSpec:
 
     @property
     def ranks(self) -> int:
-        """How many ranks hold the experts together, whole ones or parts of each."""
+        """Number of ranks that hold the experts together, whole ones or parts of each."""
         return self.share.count * self.expert.share.count
 
 
@@ -163,12 +163,12 @@ class PerLayerSpec:
     activation: str
 
     def outside(self, hidden_size: int) -> Iterator[Part]:
-        """Yield the weights outside of layers but for norms."""
+        """Yield the weights outside of layers, except norms."""
         yield "per_layer_table.weight", (self.vocab_size, self.layers * self.size)
         yield "per_layer_projection.weight", (self.layers * self.size, hidden_size)
 
     def inside(self, hidden_size: int) -> Iterator[Part]:
-        """Yield the weights of one layer but for norms."""
+        """Yield the weights of one layer, except norms."""
         yield "per_layer.gate.weight", (self.size, hidden_size)
         yield "per_layer.down.weight", (hidden_size, self.size)
 
@@ -192,7 +192,7 @@ class StreamsSpec:
                 yield f"streams.{name}.{index}.weight", (hidden_size, hidden_size)
 
     def inside(self, hidden_size: int) -> Iterator[Part]:
-        """Yield the weights of one layer but for norms."""
+        """Yield the weights of one layer, except norms."""
         yield "streams.router.weight", (self.count, hidden_size)
         yield "streams.predict.weight", (self.count**2, self.count)
         yield "streams.correct.weight", (self.count, self.count)

@@ -1,4 +1,4 @@
-"""Read a Hugging Face `config.json`, and notice every field that nobody read."""
+"""Reads a Hugging Face `config.json` and reports every field that was not read."""
 
 import math
 import re
@@ -7,7 +7,7 @@ from typing import Any
 
 from trtkit.errors import Problem, ProblemsError, SourceError
 
-# Fields that do not change what a trained model computes: names, training, generation, caching.
+# Fields that do not affect a trained model's computation: names, training, generation, caching.
 _IMMATERIAL = """
     architectures auto_map torch_dtype dtype transformers_version model_type name_or_path use_cache
     initializer_range init_std block_mlp_init_scale block_out_init_scale block_use_xavier_init conv_use_xavier_init
@@ -29,7 +29,7 @@ _IMMATERIAL = """
     remove_invalid_values temperature top_k top_p do_sample max_length"""
 
 FIX = "take config.json from the model's own folder"
-# Sizes by the usual name, with the largest that is believed: millions of layers would only take the machine's memory.
+# Sizes by the usual name, with the largest accepted value: millions of layers would only exhaust the machine's memory.
 _MAX_LAYERS = 10_000
 _COUNTS = re.compile(r"(layers?|(?<!scale_)depths?|blocks)$")
 _SIZES = {
@@ -58,9 +58,9 @@ _KINDS: dict[type, str] = {str: "text", list: "a list", dict: "a mapping"}
 
 
 class HfConfig:
-    """A config dict that remembers which of its fields were read. Errors name the field and its file.
+    """A config dict that tracks which of its fields were read. Errors name the field and its file.
 
-    aliases: a family's own names of fields, by the usual name. defaults: for fields that older files leave out.
+    aliases: a family's own names of fields, by the usual name. defaults: for fields that older files omit.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class HfConfig:
         self.where = where
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a field. Where it is null: `default`; where it is missing: the family's default, else `default`."""
+        """Return a field. If it is null: `default`; if it is missing: the family's default, otherwise `default`."""
         stated = [key for key in (name, self._aliases.get(name)) if key in self._fields]
         if not stated:
             return self._defaults.get(name, default)
@@ -87,16 +87,16 @@ class HfConfig:
         return value
 
     def need(self, name: str) -> Any:
-        """Return a field that must be there. Raises SourceError."""
+        """Return a required field. Raises SourceError."""
         value = self.get(name)
         if value is None:
             raise SourceError(f"field `{name}` is missing", self.where, FIX)
         return value
 
     def _check(self, key: str, value: Any, default: Any) -> None:
-        """Raise SourceError for a value of another kind than the default's, or a size that no model has.
+        """Raise SourceError for a value of a type other than the default's, or an implausible size.
 
-        Python would take `"false"` for true and true for 1.
+        Python would accept `"false"` as true and true as 1.
         """
         usual = {alias: name for name, alias in self._aliases.items()}.get(key, key)
         if usual in _SIZES:
@@ -126,11 +126,11 @@ class HfConfig:
             raise SourceError(f"`{name}` is `{value}`, {limit} supported", self.where)
 
     def unsupported(self, name: str, value: Any, known: Iterable[str]) -> SourceError:
-        """Return the error for a field's value that trtkit does not know."""
+        """Return the error for an unsupported field value."""
         return SourceError(f"`{name}` is `{value}`, which is not known", self.where, f"known: {', '.join(known)}")
 
     def check_all_read(self) -> None:
-        """Raise ProblemsError naming each field that is set and was not read: it may change what is computed."""
+        """Raise ProblemsError naming each field that is set but was not read: it may affect the computation."""
         immaterial = set(_IMMATERIAL.split())
         unread = [
             name

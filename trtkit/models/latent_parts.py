@@ -1,4 +1,4 @@
-"""Latent attention as configs state it, and its names in checkpoints."""
+"""Latent attention as stated in configs, and its names in checkpoints."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,11 +17,14 @@ LATENT_NAMES = {
     "attention.kv_b": "self_attn.kv_b_proj",
 }
 _EPS = 1e-6
-"""Of the norms of compressed vectors, whatever `rms_norm_eps` is."""
+"""Epsilon of the norms of compressed vectors, whatever `rms_norm_eps` is."""
 
 
 def latent_rope(config: HfConfig, *, is_interleaved: bool) -> RopeSpec:
-    """Return the rotary embedding of the `qk_rope_head_dim` elements that turn. Raises SourceError if they are odd."""
+    """Return the rotary embedding of the `qk_rope_head_dim` rotated elements.
+
+    Raises SourceError if their number is odd.
+    """
     rope_dim = int(config.need("qk_rope_head_dim"))
     if rope_dim % 2:
         raise SourceError(f"`qk_rope_head_dim` is {rope_dim}; expected an even number", config.where)
@@ -29,11 +32,11 @@ def latent_rope(config: HfConfig, *, is_interleaved: bool) -> RopeSpec:
 
 
 def latent_attention_part(config: HfConfig, rope: RopeSpec | None) -> AttentionSpec:
-    """Return attention with `kv_lora_rank` and its kin.
+    """Return attention with `kv_lora_rank` and related fields.
 
-    rope: None if nothing turns, the `qk_rope_head_dim` elements either, whose keys all heads still share.
-    Raises SourceError for heads that share keys and for a rope of another size than `qk_rope_head_dim`, which
-    transformers cannot run.
+    rope: None if nothing is rotated, not even the `qk_rope_head_dim` elements, whose keys all heads still share. Raises
+    SourceError for heads that share keys and for a rope of a size other than `qk_rope_head_dim`, which transformers
+    cannot run.
     """
     heads = int(config.need("num_attention_heads"))
     config.refuse("num_key_value_heads", heads)
@@ -66,9 +69,9 @@ def latent_attention_part(config: HfConfig, rope: RopeSpec | None) -> AttentionS
 
 
 def growing_latent_part(config: HfConfig, parameters: Mapping[str, object]) -> AttentionSpec:
-    """Return latent attention whose queries grow with their position. parameters: of a config that states none.
+    """Return latent attention whose queries are scaled by position. parameters: for configs that state none.
 
-    Raises SourceError for a rope that is not scaled, which transformers cannot run.
+    Raises SourceError for a rope without scaling, which transformers cannot run.
     """
     turned = int(config.need("qk_rope_head_dim"))
     whole, is_interleaved = turned + int(config.need("qk_nope_head_dim")), bool(config.get("rope_interleave", True))
@@ -80,7 +83,7 @@ def growing_latent_part(config: HfConfig, parameters: Mapping[str, object]) -> A
 
 
 def _temperature(rope: RopeSpec) -> float:
-    """Return the factor of the scores that a scaled rotary embedding asks for. HF: `yarn_apply_mscale`."""
+    """Return the factor of the scores for a scaled rotary embedding. HF: `yarn_apply_mscale`."""
     weight, factor = (rope.parameters.get(name, 0.0) for name in ("mscale_all_dim", "factor"))
     assert isinstance(weight, int | float)
     assert isinstance(factor, int | float)

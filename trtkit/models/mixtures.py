@@ -1,4 +1,4 @@
-"""Mixtures of experts as configs state them, and which layers have one."""
+"""Mixtures of experts as stated in configs, and the layers that have one."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from trtkit.models.spec import LayerSpec
 def mixture_part(
     config: HfConfig, count: int, routing: RoutingSpec, expert: MlpSpec, shared: MlpSpec | None = None
 ) -> MoeSpec:
-    """Return a mixture of `count` experts. Raises SourceError for a choice that it does not have."""
+    """Return a mixture of `count` experts. Raises SourceError for a routing that it cannot have."""
     size, two = count // routing.groups if routing.groups > 0 else 0, routing.group_score == "two_best"
     if routing.groups < 1 or count % routing.groups or not 1 <= routing.top_groups <= routing.groups:
         what = f"{routing.top_groups} of {routing.groups} groups cannot be chosen of {count} experts"
@@ -26,10 +26,10 @@ def mixture_part(
 
 
 def grouped_mixture(config: HfConfig, expert: MlpSpec, shared: MlpSpec | None = None) -> MoeSpec:
-    """Return a mixture of `n_routed_experts`, chosen by sigmoids in groups, and an expert that all tokens take.
+    """Return a mixture of `n_routed_experts`, selected by sigmoids in groups, and a shared expert.
 
-    shared: that expert; `n_shared_experts` of the others' kind together if None.
-    HF: `DeepseekV3TopkRouter`, which GLM-4.5 and dots.llm1 share.
+    shared: the shared expert; if None, `n_shared_experts` of the others' kind together. HF: `DeepseekV3TopkRouter`,
+    also used by GLM-4.5 and dots.llm1.
     """
     config.refuse("moe_layer_freq", 1)
     count, routing = int(config.need("num_experts")), grouped_routing(config)
@@ -37,7 +37,7 @@ def grouped_mixture(config: HfConfig, expert: MlpSpec, shared: MlpSpec | None = 
 
 
 def grouped_routing(config: HfConfig) -> RoutingSpec:
-    """Return DeepSeek-V3's choice of experts."""
+    """Return DeepSeek-V3's routing of experts."""
     config.refuse("scoring_func", "sigmoid", "noaux_tc")
     config.refuse("topk_method", "noaux_tc")
     config.get("ep_size")  # of training, as are the next two
@@ -68,7 +68,7 @@ def latent_mixture(config: HfConfig) -> MoeSpec:
 
 
 def shared_expert_mixture(config: HfConfig, *, norm_topk_prob: bool, count: int, top_k: int) -> MoeSpec:
-    """Return Qwen's mixture with an expert that all tokens take. count, top_k: if the config does not state them."""
+    """Return Qwen's mixture with a shared expert. count, top_k: if the config does not state them."""
     sizes = int(config.get("num_experts", count)), int(config.get("num_experts_per_tok", top_k))
     expert, shared = (mlp_part(config, size=f"{name}_intermediate_size") for name in ("moe", "shared_expert"))
     routing = RoutingSpec(sizes[1], norm_topk_prob=norm_topk_prob)
@@ -76,7 +76,7 @@ def shared_expert_mixture(config: HfConfig, *, norm_topk_prob: bool, count: int,
 
 
 def shared_part(config: HfConfig, expert: MlpSpec) -> MlpSpec:
-    """Return the MLP that `n_shared_experts` are together. Raises SourceError if there are none."""
+    """Return the MLP that combines `n_shared_experts`. Raises SourceError if there are none."""
     count = int(config.need("n_shared_experts"))
     if count < 1:
         raise SourceError(f"`n_shared_experts` is `{count}`; expected at least 1", config.where)
@@ -84,7 +84,7 @@ def shared_part(config: HfConfig, expert: MlpSpec) -> MlpSpec:
 
 
 def with_first_dense(config: HfConfig, layers: tuple[LayerSpec, ...], mlp: MlpSpec) -> tuple[LayerSpec, ...]:
-    """Return layers of experts with an MLP in the first `first_k_dense_replace`."""
+    """Return layers of experts, with an MLP in the first `first_k_dense_replace` layers."""
     dense = int(config.get("first_k_dense_replace", 0))
     return tuple(replace(layer, feed_forward=mlp) if index < dense else layer for index, layer in enumerate(layers))
 
@@ -92,9 +92,9 @@ def with_first_dense(config: HfConfig, layers: tuple[LayerSpec, ...], mlp: MlpSp
 def with_dense_types(
     config: HfConfig, layers: tuple[LayerSpec, ...], mlp: MlpSpec, first: int
 ) -> tuple[LayerSpec, ...]:
-    """Return layers of experts with an MLP in those that `mlp_layer_types` names `dense`.
+    """Return layers of experts, with an MLP in those that `mlp_layer_types` lists as `dense`.
 
-    first: how many are where the config lists none. Raises SourceError for other types.
+    first: number of dense layers if the config lists none. Raises SourceError for other types.
     """
     types = dense_types(config, len(layers), first)
     return tuple(
@@ -119,6 +119,6 @@ def dense_types(config: HfConfig, count: int, first: int) -> list[str]:
 
 
 def later_token_layers(config: HfConfig) -> tuple[str, ...]:
-    """Return how the names of `num_nextn_predict_layers` begin: they predict later tokens, after the model's own."""
+    """Return the name prefixes of `num_nextn_predict_layers`: they follow the model's own and predict later tokens."""
     first = int(config.need("num_hidden_layers"))
     return tuple(f"model.layers.{first + index}." for index in range(int(config.get("num_nextn_predict_layers", 1))))

@@ -1,4 +1,4 @@
-"""What a config builds: stages of parts, with one interface."""
+"""The result of a config: stages of parts, with a common interface."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Writer = Literal["parser", "parts", "decoder", "speculator"]
 # The stages before a language model that takes images or reads an encoder, and its own; alone it has the model's name.
 VISION, ENCODER, LLM = "vision", "encoder", "llm"
 SPECULATOR = "speculator"
-"""The stage of the draft head, which stands before the language model's."""
+"""The stage of the draft head, which precedes the language model's."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a model. kind: `onnx` is parsed from an ONNX file, `network` is written by the network API."""
+    """A piece of a model. kind: `onnx` is parsed from an ONNX file, `network` is written with the network API."""
 
     name: str
     kind: PartKind
@@ -46,12 +46,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class StagedModel:
-    """What a config builds.
+    """The model that a config builds.
 
-    interface: `arrays` takes and gives tensors, `tokens` is a decoder with caches.
-    spec: the ports and seams of the parts; None for a model of one part, whose ports are known once it is read, and
-        for language models.
-    images: what the vision tower's images need from the language model; None without a tower.
+    interface: `arrays` takes and returns tensors, `tokens` is a decoder with caches. spec: the ports and seams of the
+    parts; None for a model of one part, whose ports are known after reading it, and for language models. images:
+    requirements of the vision tower's images on the language model; None without a tower.
     """
 
     config: ModelConfig
@@ -67,12 +66,12 @@ class StagedModel:
 
     @property
     def has_encoder(self) -> bool:
-        """Whether the language model is a decoder that reads what an encoder made of the request."""
+        """Whether the language model is a decoder that reads an encoder's output."""
         return self.interface == "tokens" and self.stages[0].name == ENCODER and len(self.stages) > 1
 
     @property
     def has_speculator(self) -> bool:
-        """Whether a draft head guesses the language model's tokens."""
+        """Whether a draft head proposes the language model's tokens."""
         return self.interface == "tokens" and self.stages[0].name == SPECULATOR and len(self.stages) > 1
 
     @property

@@ -1,4 +1,4 @@
-"""Checkpoint names that several families share."""
+"""Checkpoint names shared by several families."""
 
 from collections.abc import Mapping
 
@@ -32,14 +32,14 @@ BART_LAYER = {
     "mlp.up": "fc1",
     "mlp.down": "fc2",
 }
-"""Names inside a layer of BART's kin (OPT, Whisper)."""
+"""Names inside a layer of BART and related models (OPT, Whisper)."""
 EXPERT_NAMES = {
     "moe.router": "mlp.gate",
     "moe.experts.{e}.gate": "mlp.experts.{e}.gate_proj",
     "moe.experts.{e}.up": "mlp.experts.{e}.up_proj",
     "moe.experts.{e}.down": "mlp.experts.{e}.down_proj",
 }
-"""A mixture of experts as Qwen's models name it."""
+"""A mixture of experts, with Qwen's names."""
 QWEN_EXPERT_NAMES = {
     **EXPERT_NAMES,
     "moe.shared.gate": "mlp.shared_expert.gate_proj",
@@ -47,14 +47,14 @@ QWEN_EXPERT_NAMES = {
     "moe.shared.down": "mlp.shared_expert.down_proj",
     "moe.shared_router": "mlp.shared_expert_gate",
 }
-"""A mixture of experts with one that all tokens take, as Qwen's models name it."""
+"""A mixture of experts with a shared expert, with Qwen's names."""
 
 SHARED_EXPERT_NAMES = {
     **EXPERT_NAMES,
     **{f"moe.shared.{name}": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
     "moe.choice_bias": "mlp.gate.e_score_correction_bias",
 }
-"""A mixture with shared experts and a bias of the choice as DeepSeek's models name it."""
+"""A mixture with shared experts and a selection bias, with DeepSeek's names."""
 
 LATENT_EXPERT_NAMES = {
     **SHARED_EXPERT_NAMES,
@@ -71,7 +71,7 @@ GRANITE_EXPERT_NAMES = {
     "moe.shared.gate_up": "shared_mlp.input_linear",
     "moe.shared.down": "shared_mlp.output_linear",
 }
-"""A mixture of experts with one that all tokens take, as Granite names it."""
+"""A mixture of experts with a shared expert, with Granite's names."""
 
 MIXTRAL_EXPERT_NAMES = {
     "moe.router": "block_sparse_moe.gate",
@@ -79,7 +79,7 @@ MIXTRAL_EXPERT_NAMES = {
     "moe.experts.{e}.up": "block_sparse_moe.experts.{e}.w3",
     "moe.experts.{e}.down": "block_sparse_moe.experts.{e}.w2",
 }
-"""A mixture of experts as Mixtral names it."""
+"""A mixture of experts, with Mixtral's names."""
 
 SANDWICH_NORMS = {
     "attention_norm": "input_layernorm",
@@ -110,7 +110,7 @@ GPT2_ALIASES = {
 
 
 def gpt2_names(inside: Mapping[str, str]) -> dict[str, str]:
-    """Return GPT-2's names, with those of its kin's matrices inside of layers."""
+    """Return GPT-2's names, with those of related models' matrices inside of layers."""
     outside = {
         "embedding": "transformer.wte",
         "position_embedding": "transformer.wpe",

@@ -45,7 +45,7 @@ class Grid:
 
     @property
     def stage_ranks(self) -> int:
-        """Ranks of one pipeline stage, among which all collectives are."""
+        """Ranks of one pipeline stage; all collectives are among them."""
         return max(self.tensor, self.expert)
 
     @property
@@ -60,19 +60,19 @@ class Grid:
         return range(first, first + self.stage_ranks)
 
     def tensor_share(self, rank: int) -> Share:
-        """Return which share of heads, intermediate sizes and vocabulary a rank holds."""
+        """Return a rank's share of heads, intermediate sizes and vocabulary."""
         return Share(rank % self.stage_ranks, self.tensor) if self.tensor > 1 else WHOLE
 
     def token_share(self, rank: int) -> Share:
-        """Return which share of a call's tokens a rank has between blocks."""
+        """Return a rank's share of a call's tokens between blocks."""
         return self.tensor_share(rank) if self.sequence else WHOLE
 
     def context_share(self, rank: int) -> Share:
-        """Return which share of a sequence's positions a rank caches."""
+        """Return a rank's share of a sequence's cached positions."""
         return self.tensor_share(rank) if self.context > 1 else WHOLE
 
     def expert_shares(self, rank: int) -> tuple[Share, Share]:
-        """Return which share of the experts a rank holds, and which share of each one's intermediate size."""
+        """Return a rank's share of the experts, and its share of each one's intermediate size."""
         inner = self.stage_ranks // self.expert if self.tensor > 1 else 1
         expert, within = divmod(rank % self.stage_ranks, inner)
         return Share(expert, self.expert), Share(within, inner)
@@ -82,16 +82,16 @@ SINGLE = Grid()
 _PARTS_PER_STAGE = 4
 """GPipe's rule: at four parts per stage the bubble is small. Source: https://arxiv.org/abs/1811.06965, section 2.3."""
 _LEAST_TOKENS = 64
-"""Of a part: fewer do not occupy a device."""
+"""Minimum tokens per part: fewer do not fill a device."""
 
 
 def prefill_parts(stages: int, tokens: int) -> int:
-    """Return in how many parts a prefill of `tokens` new tokens passes the stages of a pipeline."""
+    """Return the number of parts in which a prefill of `tokens` new tokens passes through a pipeline's stages."""
     return max(1, min(_PARTS_PER_STAGE * stages, tokens // _LEAST_TOKENS)) if stages > 1 else 1
 
 
 def grid_of(config: ModelConfig) -> Grid:
-    """Return the grid that a config asks for."""
+    """Return the grid of a config."""
     options = config.parallel
     if options is None:
         return SINGLE
@@ -99,14 +99,14 @@ def grid_of(config: ModelConfig) -> Grid:
 
 
 def check_grid(spec: DecoderSpec, grid: Grid, where: str) -> None:
-    """Raise ConfigError with every way in which a model cannot be shared so."""
+    """Raise ConfigError with every reason why a grid cannot share a model."""
     problems = list(_problems(spec, grid))
     if problems:
         raise ConfigError(f"the config does not fit {where}", problems)
 
 
 def rank_spec(spec: DecoderSpec, grid: Grid, rank: int) -> DecoderSpec:
-    """Return what one rank of a grid computes of a model."""
+    """Return the spec that one rank of a grid computes."""
     if grid == SINGLE:
         return spec
     stage = grid.stage(rank)
@@ -163,7 +163,7 @@ def _mlp(mlp: MlpSpec, share: Share) -> MlpSpec:
 
 
 def kv_heads_of(share: Share, heads: int) -> range:
-    """Return the key/value heads of a share: some of its own, or one that other shares hold too."""
+    """Return the key/value heads of a share: some of its own, or one that other shares also hold."""
     if share.count <= heads:
         return share.of(heads)
     head = share.index * heads // share.count
@@ -224,7 +224,7 @@ def _tensor_problems(spec: DecoderSpec, grid: Grid, mixtures: list[MoeSpec]) -> 
 
 
 def _context_problems(spec: DecoderSpec) -> Iterator[Problem]:
-    """Yield what keeps ranks from sharing cached positions."""
+    """Yield what prevents ranks from sharing cached positions."""
     if not spec.attentions:
         yield Problem("a model without attention caches no positions", f"{SECTION}.context", "remove it")
     if any(attention.relative is not None for attention in spec.attentions):

@@ -1,4 +1,4 @@
-"""Parts of a spec as most configs state them. Families change what differs with `dataclasses.replace`."""
+"""Parts of a spec as stated in most configs. Families change the differences with `dataclasses.replace`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ Window = int | None
 
 
 def attention_part(config: HfConfig, *, has_qkv_bias: bool = False, has_output_bias: bool = False) -> AttentionSpec:
-    """Return attention with `num_key_value_heads` and `head_dim` as stated, scores over the root of head_dim."""
+    """Return attention with `num_key_value_heads` and `head_dim` as stated; scores are divided by sqrt(head_dim)."""
     heads = int(config.need("num_attention_heads"))
     head_dim = int(config.get("head_dim", int(config.need("hidden_size")) // heads))
     kv_heads = int(config.get("num_key_value_heads", heads))
@@ -23,7 +23,7 @@ def attention_part(config: HfConfig, *, has_qkv_bias: bool = False, has_output_b
 
 
 def biased_attention_part(config: HfConfig) -> AttentionSpec:
-    """Return `attention_part` with biases on all four projections where `attention_bias` is set."""
+    """Return `attention_part` with biases on all four projections if `attention_bias` is set."""
     has_bias = bool(config.get("attention_bias", False))
     return attention_part(config, has_qkv_bias=has_bias, has_output_bias=has_bias)
 
@@ -53,13 +53,13 @@ def layer_norm_part(config: HfConfig, *, has_bias: bool = True) -> NormSpec:
 
 
 def plain_mlp_part(config: HfConfig, *, has_bias: bool = True) -> MlpSpec:
-    """Return an MLP that is not gated; four times as wide as the model where no `intermediate_size` is stated."""
+    """Return an ungated MLP; four times as wide as the model if no `intermediate_size` is stated."""
     size = int(config.get("intermediate_size", 4 * int(config.need("hidden_size"))))
     return MlpSpec(size, str(config.get("hidden_act", "gelu")), is_gated=False, has_bias=has_bias)
 
 
 def optional_windows(config: HfConfig, default_types: Sequence[str] | None = None) -> list[Window]:
-    """Return `sliding_windows` where `use_sliding_window` is set, else none."""
+    """Return `sliding_windows` if `use_sliding_window` is set, otherwise none."""
     config.get("max_window_layers")  # `layer_types` say it where a model has them
     if config.get("use_sliding_window", False):
         return sliding_windows(config, default_types)
@@ -68,13 +68,13 @@ def optional_windows(config: HfConfig, default_types: Sequence[str] | None = Non
 
 
 def late_windows(config: HfConfig) -> list[Window]:
-    """Return `optional_windows`; where no `layer_types` are listed, layers from `max_window_layers` on slide."""
+    """Return `optional_windows`; without `layer_types`, layers from `max_window_layers` on have a window."""
     first, count = int(config.get("max_window_layers", 28)), int(config.need("num_hidden_layers"))
     return optional_windows(config, ["full_attention" if i < first else "sliding_attention" for i in range(count)])
 
 
 def with_dense_layers(config: HfConfig, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
-    """Return layers of experts with MLPs in those that `decoder_sparse_step` and `mlp_only_layers` name."""
+    """Return layers of experts, with MLPs in those selected by `decoder_sparse_step` and `mlp_only_layers`."""
     step, dense, mlp = int(config.get("decoder_sparse_step", 1)), config.get("mlp_only_layers", []), mlp_part(config)
     return tuple(
         replace(layer, feed_forward=mlp) if index in dense or (index + 1) % step else layer
@@ -83,7 +83,7 @@ def with_dense_layers(config: HfConfig, layers: tuple[LayerSpec, ...]) -> tuple[
 
 
 def granite_scaled(config: HfConfig, model: DecoderSpec) -> DecoderSpec:
-    """Return a model with Granite's factors of embeddings, sums and logits."""
+    """Return a model with Granite's factors of embeddings, residual sums and logits."""
     return replace(
         model,
         embedding=EmbeddingSpec(scale=float(config.get("embedding_multiplier", 1.0))),
@@ -100,7 +100,7 @@ def gemma_mlp_part(config: HfConfig) -> MlpSpec:
 
 
 def gemma_norm_part(config: HfConfig) -> NormSpec:
-    """Return an RMS norm whose weights are stored less 1. Raises SourceError for a model that looks ahead."""
+    """Return an RMS norm whose weights are stored minus 1. Raises SourceError for a non-causal model."""
     config.refuse("use_bidirectional_attention", False)
     return replace(rms_norm_part(config), weight_offset=1.0)
 
@@ -117,7 +117,7 @@ def sliding_windows(config: HfConfig, default_types: Sequence[str] | None = None
 
 
 def window_part(config: HfConfig) -> Window:
-    """Return `sliding_window`. Raises SourceError for less than 1: transformers then lets no token see any."""
+    """Return `sliding_window`. Raises SourceError for less than 1, with which no token sees any in transformers."""
     window = config.get("sliding_window")
     if window is not None and int(window) < 1:
         what = f"`sliding_window` is `{window}`; expected at least 1"
@@ -126,7 +126,7 @@ def window_part(config: HfConfig) -> Window:
 
 
 def layer_types(config: HfConfig, usual: Sequence[str], known: Sequence[str] = LAYER_TYPES) -> list[str]:
-    """Return each layer's type: `layer_types`, or the `usual` ones. Raises SourceError for one that is not known."""
+    """Return each layer's type: `layer_types`, or the `usual` ones. Raises SourceError for an unknown one."""
     types, count = list(config.get("layer_types", list(usual))), int(config.need("num_hidden_layers"))
     if len(types) != count:
         raise SourceError(f"`layer_types` has {len(types)} entries for {count} layers", config.where)

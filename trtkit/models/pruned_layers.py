@@ -1,4 +1,4 @@
-"""Layers of a pruned model, each as its entry in `block_configs` states it."""
+"""Layers of a pruned model, each as stated in its entry in `block_configs`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KNOWN = {
     "ffn": {"no_op", "ffn_mult", "intermediate_size", "hidden_act", "gated"},
 }
 _MULTIPLE = 256
-"""What widths by `ffn_mult` are rounded up to. Source: NVIDIA's `modeling_decilm.py`."""
+"""Widths by `ffn_mult` are rounded up to a multiple of this. Source: NVIDIA's `modeling_decilm.py`."""
 
 
 def pruned_layers(config: HfConfig, attention: AttentionSpec, mlp: MlpSpec) -> tuple[LayerSpec, ...]:
@@ -62,7 +62,7 @@ def _mlp(block: _PrunedLayerReader, part: _Block, mlp: MlpSpec) -> MlpSpec:
 
 
 class _PrunedLayerReader:
-    """One layer's entry. Errors name its place."""
+    """One layer's entry. Errors name its location."""
 
     def __init__(self, config: HfConfig, index: int, block: Mapping[str, object]) -> None:
         self._where, self._index, self._block = config.where, index, block

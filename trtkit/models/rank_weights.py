@@ -1,4 +1,4 @@
-"""One rank's weights, cut out of the whole model's as they are read."""
+"""One rank's weights, sliced from the whole model's on reading."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from trtkit.quantized_matrix import QuantizedMatrix
 
 Weight = Array | QuantizedMatrix
 MatrixShare = tuple[Array | None, range | None]
-"""Outputs and inputs of a matrix that a rank has; None for all."""
+"""A rank's outputs and inputs of a matrix; None for all."""
 
 
 class RankWeights(Mapping[str, Weight]):
-    """One rank's weights by path, each cut out of the whole model's when asked for.
+    """One rank's weights by path, each sliced from the whole model's on request.
 
     spec: of the whole model. own_spec: what the rank computes. weights: the whole model's, by path.
     """
@@ -37,7 +37,7 @@ class RankWeights(Mapping[str, Weight]):
         self._vocab = own_spec.vocab_share
 
     def __getitem__(self, path: str) -> Weight:
-        """Return a weight. Raises ConfigError where a share would split what is quantized together."""
+        """Return a weight. Raises ConfigError if a share would split elements that are quantized together."""
         shape = self._shapes[path]
         cut = self._cut(path)
         array, cut = self._read(self._source_path(path), cut)
@@ -55,7 +55,7 @@ class RankWeights(Mapping[str, Weight]):
         return self._weights.name_of(source) if isinstance(self._weights, WeightArrays) else source
 
     def share_of(self, path: str) -> MatrixShare:
-        """Return the outputs and inputs that this rank has of the matrix of the layer at `path`; None for all."""
+        """Return this rank's outputs and inputs of the matrix of the layer at `path`; None for all."""
         cut = self._cut(f"{path}.weight")
         return cut.rows, cut.columns
 
@@ -86,12 +86,12 @@ class RankWeights(Mapping[str, Weight]):
         return f"layers.{number}.attention.{name}.heads.{first + int(head)}.{rest}"
 
     def _heads(self, number: int) -> tuple[range, range]:
-        """Return a layer's query heads, and its key/value heads, that this rank holds."""
+        """Return this rank's query heads and key/value heads of a layer."""
         share, whole = self._layers[number].attention.share, self._spec.layers[number].attention
         return share.of(whole.num_attention_heads), kv_heads_of(share, whole.num_key_value_heads)
 
     def _cut(self, path: str) -> _Cut:
-        """Return which rows and columns of a weight of the whole model this rank holds."""
+        """Return this rank's rows and columns of a weight of the whole model."""
         matched = _LAYER.match(path)
         if matched is None:
             is_by_vocabulary = path.startswith(("embedding.", "lm_head."))
@@ -111,7 +111,7 @@ class RankWeights(Mapping[str, Weight]):
 
 @dataclass(frozen=True, eq=False)
 class _Cut:
-    """Outputs (rows) and inputs (columns) that a share of a weight has; None for all."""
+    """A share's outputs (rows) and inputs (columns) of a weight; None for all."""
 
     rows: Array | None = None
     columns: range | None = None
@@ -236,7 +236,7 @@ def _vocab_rows(share: Share, size: int) -> Array:
 
 
 def _span(items: range, size: int) -> range:
-    """Return the elements of neighbouring items of `size` elements."""
+    """Return the elements of adjacent items of `size` elements."""
     return range(items.start * size, items.stop * size)
 
 
@@ -245,7 +245,7 @@ def _rows(items: range, size: int) -> Array:
 
 
 def _as_slice(rows: Array) -> Array | slice:
-    """Return neighbouring rows as a slice, which takes no copy."""
+    """Return consecutive rows as a slice, which avoids a copy."""
     first = int(rows[0])
     return slice(first, first + len(rows)) if np.array_equal(rows, np.arange(first, first + len(rows))) else rows
 

@@ -1,4 +1,4 @@
-"""Find a decoder family: its file in `trtkit/models/decoders/` has the name of its config's `model_type`."""
+"""Lookup of decoder families: each one's file in `trtkit/models/decoders/` is named after its config's `model_type`."""
 
 import difflib
 import functools
@@ -17,7 +17,7 @@ from trtkit.models import decoders
 from trtkit.models.hf_config import FIX, HfConfig
 from trtkit.models.spec import DecoderSpec
 
-# Files that read other model types too, and the one whose model type is not a Python name.
+# Files that also read other model types, and the one whose model type is not a Python name.
 _MORE = {
     "codegen": "gptj",
     "granitemoeshared": "granitemoe",
@@ -34,7 +34,7 @@ ENCODER_DECODERS: dict[str, Literal["audio", "text"]] = {
     "umt5": "text",
     "whisper": "audio",
 }
-"""The families whose decoder reads an encoder, with what that takes."""
+"""The families whose decoder reads an encoder, with the encoder's input."""
 
 
 class Family(Protocol):
@@ -47,13 +47,13 @@ class Family(Protocol):
 
     @staticmethod
     def spec(config: HfConfig) -> DecoderSpec:
-        """Return the model that a config describes; every field that matters is read."""
+        """Return the spec that a config describes; every relevant field is read."""
 
 
 def known_families() -> dict[str, Path | str]:
-    """Return the module of each `model_type`, for those of TRTKIT_FAMILIES the file. Imports none of them.
+    """Return the module of each `model_type`, or the file for those from TRTKIT_FAMILIES. Imports none of them.
 
-    Raises SourceError for a folder that does not exist, and for a second family of one `model_type`.
+    Raises SourceError for a folder that does not exist, and for a second family with the same `model_type`.
     """
     families: dict[str, Path | str] = dict(_trtkits_families())
     for path in _outside_files():
@@ -64,7 +64,7 @@ def known_families() -> dict[str, Path | str]:
 
 
 def open_family(model_type: str, where: str = "config.json") -> Family:
-    """Import the file of a family, and of no other. Raises SourceError for an unknown `model_type`."""
+    """Import only the file of one family. Raises SourceError for an unknown `model_type`."""
     families = known_families()
     if model_type not in families:
         fix = choices(model_type, families, "trtkit list --families")
@@ -81,9 +81,9 @@ def hf_class(model_type: str) -> str:
 
 
 def decoder_spec(fields: Mapping[str, Any], where: str = "config.json") -> DecoderSpec:
-    """Return the model that a `config.json` describes.
+    """Return the spec that a `config.json` describes.
 
-    Raises SourceError for an unknown `model_type`, and for fields that are missing, unknown or not supported.
+    Raises SourceError for an unknown `model_type`, and for missing, unknown or unsupported fields.
     """
     family = open_family(str(HfConfig(fields, where).need("model_type")), where)
     config = HfConfig(fields, where, getattr(family, "ALIASES", None), getattr(family, "DEFAULTS", None))
@@ -95,7 +95,7 @@ def decoder_spec(fields: Mapping[str, Any], where: str = "config.json") -> Decod
 
 
 def outside_digest() -> str:
-    """Return the SHA-256 of the families that TRTKIT_FAMILIES adds, "" if it adds none: a build follows from them."""
+    """Return the SHA-256 of the families added by TRTKIT_FAMILIES, "" if there are none: a build depends on them."""
     return named_digest((path.name, path) for path in _outside_files())
 
 
@@ -118,7 +118,7 @@ def _outside_files() -> list[Path]:
 
 @functools.cache
 def _import_file(path: Path) -> object:
-    """Import a family's file. Raises SourceError for one that fails, and for one without a family."""
+    """Import a family's file. Raises SourceError if that fails, or if it contains no family."""
     fix = 'a family has `HF_CLASS = "..."` and `def spec(config)`: docs/add-family.md'
     module_spec = importlib.util.spec_from_file_location(f"trtkit_families.{path.stem}", path)
     assert module_spec is not None
@@ -150,7 +150,7 @@ def is_of_another_kind(model_type: str) -> bool:
 
 
 def unsupported_family(model_type: str, where: str) -> SourceError:
-    """Return the error for a language model of a family that is not supported, which names the nearest."""
+    """Return the error for a language model of an unsupported family, naming the closest ones."""
     for kind, (names, known) in _OTHER_KINDS.items():
         if model_type in names.split():
             what = f"`{model_type}` is {kind} of a family that is not supported"
@@ -165,7 +165,7 @@ def unsupported_family(model_type: str, where: str) -> SourceError:
     )
 
 
-# Encoders and encoder-decoders that are not supported, and the families of their kind.
+# Unsupported encoders and encoder-decoders, and the supported families of their kind.
 _OTHER_KINDS: dict[str, tuple[str, Iterable[str]]] = {
     "a text encoder": (
         "albert big_bird deberta deberta-v2 electra ernie esm funnel longformer megatron-bert mobilebert mpnet "

@@ -1,4 +1,4 @@
-"""Rotary embeddings as configs state them: `rope_parameters` of today, `rope_theta` and `rope_scaling` of before."""
+"""Rotary embeddings as stated in configs: today's `rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from trtkit.errors import SourceError
 from trtkit.models.attention import QueryGrowth, RopeSpec, Scaling
 from trtkit.models.hf_config import FIX, HfConfig
 
-# What each scaling method needs, and what it may be given besides.
+# Required and optional parameters of each scaling method.
 _NEEDED: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -27,7 +27,7 @@ _OPTIONAL: dict[str, tuple[str, ...]] = {
     "longrope": ("factor", "attention_factor"),
     "proportional": ("factor", "partial_rotary_factor"),
 }
-# Methods that start from the length of training, `max_position_embeddings` where it is not stated.
+# Methods based on the training length, which defaults to `max_position_embeddings`.
 _SCALED_FROM = ("yarn", "llama3", "longrope")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 _OLD_NAMES = {"su": "longrope"}
@@ -91,7 +91,7 @@ def whole_rope_spec(config: HfConfig, head_dim: int, **fixed: object) -> RopeSpe
 def ropes_by_layer_type(
     config: HfConfig, head_dim: int, types: Sequence[str], theta: float = 10000.0
 ) -> list[RopeSpec]:
-    """Return each layer's rotary embedding; layers of one type share one. types: where the config lists none."""
+    """Return each layer's rotary embedding, shared by layers of one type. types: if the config lists none."""
     kinds = {kind: rope_spec(config, head_dim, layer_type=kind, theta=theta) for kind in LAYER_TYPES}
     return [kinds[kind] for kind in config.get("layer_types", types)]
 
@@ -99,9 +99,9 @@ def ropes_by_layer_type(
 def ropes_by_type_alone(
     config: HfConfig, head_dim: int, types: Sequence[str], usual: Mapping[str, Mapping[str, object]]
 ) -> dict[str, RopeSpec]:
-    """Return the rotary embedding of each type of layer, by `rope_parameters` for each type, or `usual` ones.
+    """Return the rotary embedding of each layer type, by `rope_parameters` per type, or the `usual` ones.
 
-    Raises SourceError for what is stated for all layers and differs: transformers does not read it.
+    Raises SourceError for differing values stated for all layers, which transformers does not read.
     """
     stated = parameters_by_type(config, types, usual).get("full_attention", {})
     for name in ("rope_theta", "partial_rotary_factor"):
@@ -115,7 +115,7 @@ def ropes_by_type_alone(
 def parameters_by_type(
     config: HfConfig, types: Sequence[str], usual: Mapping[str, Mapping[str, object]]
 ) -> dict[str, dict[str, object]]:
-    """Return `rope_parameters`, or `usual` ones. Raises SourceError if they lack a type that layers have."""
+    """Return `rope_parameters`, or the `usual` ones. Raises SourceError if they lack a layer type in use."""
     parameters = dict(config.get("rope_parameters", dict(usual)))
     for kind in sorted(set(types) - set(parameters)):
         raise SourceError(f"`rope_parameters` lacks `{kind}`, the type of some layers", config.where, FIX)
@@ -123,14 +123,14 @@ def parameters_by_type(
 
 
 def original_length(rope: RopeSpec) -> int:
-    """Return the length that a scaled rope was trained at before it was scaled."""
+    """Return the training length of a scaled rope before scaling."""
     length = rope.parameters.get("original_max_position_embeddings", rope.max_position_embeddings)
     assert isinstance(length, int | float)
     return int(length)
 
 
 def yarn_growth(factor: float, weight: float = 1.0) -> float:
-    """Return what YaRN multiplies queries and keys by at a factor of length. Source: arXiv 2309.00071, section 3.4."""
+    """Return YaRN's factor of queries and keys for a length factor. Source: arXiv 2309.00071, section 3.4."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
@@ -146,9 +146,9 @@ def _whole(config: HfConfig, kind: str, partial: float) -> float:
 
 
 def query_growth(config: HfConfig, parameters: Mapping[str, object]) -> QueryGrowth:
-    """Return how queries grow by `llama_4_scaling_beta`. parameters: for a config that states none.
+    """Return the scaling of queries by `llama_4_scaling_beta`. parameters: for configs that state none.
 
-    Raises SourceError for parameters that are missing.
+    Raises SourceError for missing parameters.
     """
     stated = _stated(config, None, parameters)
     kind, limit = (
@@ -187,7 +187,7 @@ def _stated(config: HfConfig, layer_type: str | None, usual: Mapping[str, object
     local_theta = config.get("rope_local_base_freq")
     if layer_type == "sliding_attention":
         old = {} if local_theta is None else {"rope_theta": local_theta}
-    # The field next to the parameters is the one that counts in transformers, where layers share them.
+    # In transformers, the field next to the parameters takes precedence if layers share them.
     original = None if layer_type else config.get("original_max_position_embeddings")
     return {**old, **new, **({} if original is None else {"original_max_position_embeddings": original})}
 

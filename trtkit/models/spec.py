@@ -1,4 +1,4 @@
-"""What a decoder-only language model computes, as data. The builder in `trtkit.network.decoder` reads it."""
+"""The computation of a decoder-only language model as data. The builder in `trtkit.network.decoder` reads it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LayerSpec:
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        """The states that the layer keeps of each sequence."""
+        """The states that the layer keeps for each sequence."""
         return () if self.recurrent is None else self.recurrent.states
 
     @property
@@ -63,7 +63,7 @@ class LayerSpec:
         return self.mixer
 
     def has_norm(self, name: str) -> bool:
-        """Whether the layer has the part that a norm is of."""
+        """Whether the layer has the part that a norm belongs to."""
         parts = {"attention_norm": self.mixer, "post_attention_norm": self.mixer, "cross_norm": self.cross}
         return parts.get(name, self.feed_forward) is not None
 
@@ -149,7 +149,7 @@ class DecoderSpec:
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether this stage ends with logits, and holds the head."""
+        """Whether this stage ends with logits and holds the head."""
         return self.stage.index == self.stage.count - 1
 
     @property
@@ -182,7 +182,7 @@ class DecoderSpec:
 
     @property
     def most_new_tokens(self) -> int | None:
-        """How many new tokens of a sequence the model's network takes at once; None for any number."""
+        """Maximum new tokens per sequence in one call of the model's network; None if unlimited."""
         limits = (layer.recurrent.most_new_tokens for layer in self.layers if layer.recurrent is not None)
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -203,5 +203,5 @@ class DecoderSpec:
 
     @property
     def reads_encoder(self) -> bool:
-        """Whether layers read what an encoder made of the request."""
+        """Whether layers read an encoder's output."""
         return any(layer.cross is not None for layer in self.layers)

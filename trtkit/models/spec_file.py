@@ -1,4 +1,4 @@
-"""A decoder's spec as a file of its bundle: what runs a bundle does not read the model's config a second time."""
+"""A decoder's spec as a file of its bundle, so that running a bundle does not read the model's config again."""
 
 import json
 from collections.abc import Mapping, Sequence

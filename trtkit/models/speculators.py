@@ -17,7 +17,7 @@ from trtkit.models.spec import DecoderSpec
 from trtkit.models.weights import Weight
 
 Fields = Mapping[str, Any]
-"""Of a `config.json`."""
+"""Fields of a `config.json`."""
 _PACKAGE = "trtkit.drafts"
 _Part = Literal["spec", "build", "network", "proposer", "reference"]
 
@@ -42,7 +42,7 @@ class SpeculatorSpec(Protocol):
 
     @property
     def kind(self) -> str:
-        """Its name in manifests, and of its kind's folder."""
+        """Its name in manifests, and that of its kind's folder."""
         ...
 
     @property
@@ -52,7 +52,7 @@ class SpeculatorSpec(Protocol):
 
     @property
     def cached_elements(self) -> int:
-        """Elements per token in its own caches, which are apart from the model's."""
+        """Elements per token in its own caches, which are separate from the model's."""
         ...
 
     @property
@@ -62,7 +62,7 @@ class SpeculatorSpec(Protocol):
 
     @property
     def most_tokens(self) -> int | None:
-        """How many tokens it can guess in a step; None for any number."""
+        """Maximum number of tokens that it can propose in a step; None if unlimited."""
         ...
 
     @property
@@ -91,7 +91,7 @@ class Kind(Protocol):
 
     @staticmethod
     def obstacles(target: DecoderSpec) -> Iterable[str]:
-        """Yield why no such draft head can guess tokens of a model."""
+        """Yield why no such draft head can propose a model's tokens."""
 
 
 def known_kinds() -> tuple[str, ...]:
@@ -101,7 +101,7 @@ def known_kinds() -> tuple[str, ...]:
 
 
 def kind_part(kind: str, part: _Part) -> ModuleType:
-    """Import a file of a kind's folder, and of no other. Raises SourceError for a kind without a folder."""
+    """Import only one file of a kind's folder. Raises SourceError for a kind without a folder."""
     if kind not in known_kinds():
         fix = f"build again with one of these: {', '.join(known_kinds())}"
         raise SourceError(f"unknown kind of draft head `{kind}`", "decoder.speculator.model_type", fix)

@@ -27,17 +27,20 @@ if TYPE_CHECKING:
 
 
 class StoredWeight(Protocol):
-    """A weight that was not read yet. parts: what it is joined from along `axis`; none for one of its own."""
+    """A weight that has not been read yet.
+
+    parts: what it is concatenated from along `axis`; empty for a single array.
+    """
 
     axis: int
 
     @property
     def parts(self) -> Sequence[StoredWeight]:
-        """What it is joined from."""
+        """The parts that it is concatenated from."""
         ...
 
     def part_with(self, axis: int, start: int, stop: int) -> tuple[StoredWeight, int] | None:
-        """Return the part that holds all of these rows or columns, and where it begins; None if no one part does."""
+        """Return the part that contains all of these rows or columns, and its start; None if no single part does."""
         ...
 
     def read(self) -> Any:
@@ -61,12 +64,12 @@ class Weight:
 
 
 def model_weights(spec: DecoderSpec) -> tuple[Weight, ...]:
-    """Return every weight that the model has."""
+    """Return every weight of the model."""
     return tuple(Weight(path, _checkpoint_name(spec, path), shape) for path, shape in model_shapes(spec))
 
 
 class WeightArrays(Mapping[str, Any]):
-    """Weights by path, each read from the source when asked for."""
+    """Weights by path, each read from the source on request."""
 
     def __init__(self, names: Mapping[str, str], source: Mapping[str, Any]) -> None:
         self._names, self._source = names, source
@@ -75,7 +78,7 @@ class WeightArrays(Mapping[str, Any]):
         return self._source[self._names[path]]
 
     def stored(self, path: str) -> StoredWeight | None:
-        """Return a weight without reading it, where the source can tell."""
+        """Return a weight without reading it, if the source supports that."""
         stored = getattr(self._source, "stored", None)
         return stored(self._names[path]) if stored else None
 

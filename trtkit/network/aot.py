@@ -1,4 +1,4 @@
-"""Triton kernels of custom ops: loaded for the GPU or for the interpreter, and compiled ahead of time without a GPU."""
+"""Triton kernels of custom ops: loaded for the GPU or the interpreter, or compiled ahead of time without a GPU."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ if TYPE_CHECKING:
     from trtkit.network.custom_op import CustomOp
 
 COMPUTE_CAPABILITIES = (80, 90, 120)
-"""What kernels are compiled for: PTX of each runs on its generation and, translated by the driver, on later ones."""
+"""Compile targets: PTX of each runs on its generation and, translated by the driver, on later ones."""
 
-# PTX versions: old enough for the assemblers and drivers of CUDA 12 and 13, which refuse Triton's default.
+# PTX versions old enough for the assemblers and drivers of CUDA 12 and 13, which reject Triton's default.
 _PTX_VERSIONS = {80: 80, 90: 80, 120: 87}
-# Instructions that PTX promises to no later GPU: such a kernel keeps its target, `sm_90a`.
+# Instructions that PTX does not guarantee on later GPUs: such a kernel keeps its target, `sm_90a`.
 _OF_ONE_GENERATION = ("wgmma", "tcgen05", "setmaxnreg")
-# Triton gives every kernel pointers to scratch memory, after its own parameters.
+# Triton appends pointers to scratch memory to every kernel's parameters.
 _HIDDEN_PARAMETERS = 2
 _POINTERS = {"fp32": "*fp32", "fp16": "*fp16", "bf16": "*bf16", "int32": "*i32", "int64": "*i64"}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel is started.
+    """How a kernel is launched.
 
-    grid: programs along x, y, z. scalars: int32 arguments in order, between the inputs' pointers and the outputs'.
-    constants: what is known when the kernel is compiled, by name.
+    grid: programs along x, y, z.
+    scalars: int32 arguments in order, between the inputs' pointers and the outputs'.
+    constants: compile-time values by name.
     """
 
     grid: tuple[Any, Any, Any]
@@ -58,10 +59,10 @@ class TritonKernel:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel for one compute capability.
+    """A kernel compiled for one compute capability.
 
-    target: as the PTX names it; with an `a` at its end it runs on that generation only. parameters: in the PTX,
-    without Triton's hidden ones.
+    target: as named in the PTX; with the suffix `a` it runs on that generation only. parameters: of the PTX, without
+    Triton's hidden ones.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Compiled:
 
 
 def load_kernels(op: CustomOp, *, interpreted: bool = False) -> ModuleType:
-    """Import the op's `kernel.py`; `interpreted`: its kernels run on the CPU by Triton's interpreter, slowly."""
+    """Import the op's `kernel.py`. interpreted: run its kernels on the CPU in Triton's interpreter, slowly."""
     return load_kernel_module(op.package, op.folder, interpreted=interpreted)
 
 
@@ -104,9 +105,9 @@ def pointer(dtype: DType) -> str:
 
 
 def compile_kernel(kernel: TritonKernel, compute_capability: int) -> Compiled:
-    """Compile for one of `COMPUTE_CAPABILITIES` to PTX and cubin; registers and spills as the assembler tells.
+    """Compile for one of `COMPUTE_CAPABILITIES` to PTX and cubin, with the assembler's counts of registers and spills.
 
-    The PTX has the kernel's own parameters only, and names a target that later GPUs take. Raises BackendError.
+    The PTX has the kernel's own parameters only, and a target that later GPUs accept. Raises BackendError.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -142,9 +143,9 @@ def compile_kernel(kernel: TritonKernel, compute_capability: int) -> Compiled:
 
 
 def portable_ptx(ptx: str, declared: int) -> str:
-    """Return PTX without Triton's hidden parameters and for later GPUs too where its instructions allow it.
+    """Return PTX without Triton's hidden parameters, and for later GPUs too if its instructions allow it.
 
-    Raises BackendError where the kernel uses what would be taken away.
+    Raises BackendError if the kernel uses a parameter that would be removed.
     """
     parameters = re.findall(r"^\t\.param [^\n]*?(\w+_param_\d+),?$", ptx, re.M)
     hidden = parameters[declared:]
@@ -160,7 +161,7 @@ def portable_ptx(ptx: str, declared: int) -> str:
 
 
 def _assemble(ptx: str, target: str) -> tuple[bytes, str]:
-    """Return the cubin and what the assembler said about it."""
+    """Return the cubin and the assembler's output."""
     import triton.backends.nvidia
 
     folder = Path(triton.backends.nvidia.__file__).parent / "bin"
@@ -176,7 +177,7 @@ def _assemble(ptx: str, target: str) -> tuple[bytes, str]:
 
 
 def _figure(pattern: str, text: str) -> int:
-    """Return the number that a pattern finds."""
+    """Return the number that a pattern matches."""
     match = re.search(pattern, text)
     assert match is not None, text
     return int(match.group(1))

@@ -1,4 +1,4 @@
-"""Operators that TensorRT lacks, each a folder: what it takes and makes, how it is lowered, what it represents."""
+"""Custom ops, operators that TensorRT lacks: one folder each, with ports, lowering and equivalent ONNX nodes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ X = TypeVar("X")
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output. dims: a word for each axis, `N C H W`; equal words are equal sizes.
+    """An input or output. dims: a word per axis, such as `N C H W`; equal words are equal sizes.
 
-    Words that are not names, such as `2*K`, say what an axis holds and are not compared.
-    types: allowed data types. is_variadic: the last port may represent several tensors, of any sizes.
+    Words that are not names, such as `2*K`, only describe an axis and are not compared. types: allowed data types.
+    is_variadic: the last port may represent several tensors, of any sizes.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Native:
-    """The node by which ONNX Runtime computes an op itself. inputs: the op's ports in the node's order."""
+    """The node that ONNX Runtime has for an op. inputs: the op's ports in the node's order."""
 
     domain: str
     op_type: str
@@ -63,11 +63,11 @@ class Native:
 
 @dataclass(frozen=True)
 class Case:
-    """Attributes and inputs that every implementation of an op is tried on.
+    """Attributes and inputs for testing every implementation of an op.
 
-    make: fp32 or int32 arrays, one for each port, None if one is missing. dynamic: words of ports' dims that are
-    not known before the network runs. keeps_fp32: inputs that stay in fp32 when the others are fp16.
-    native: how ONNX Runtime says it, where it can. forms: those that can compute it, where not all do.
+    make: returns fp32 or int32 arrays, one per port, None if one is missing. dynamic: words of ports' dims that are
+    only known at run time. keeps_fp32: inputs that stay in fp32 when the others are fp16. native: ONNX Runtime's node
+    for it, if any. forms: those that support the case, if not all do.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Typical:
-    """Sizes as a known model has them, for which kernels are compiled. shapes: one for each input."""
+    """Sizes from a known model, for which kernels are compiled. shapes: one per input."""
 
     model: str
     attributes: Any
@@ -92,10 +92,12 @@ class Typical:
 class CustomOp:
     """An op `trtkit::name`.
 
-    attributes: a frozen dataclass of numbers, texts and tuples of them, with defaults where there are any.
-    infer: facts of the inputs, one for each port, and attributes -> facts of the outputs. Raises Refusal.
-    forms: the ways in which `lower` can write it, best first. foreign: the nodes of other domains it represents.
-    is_padded: outputs have room for all that there may be, those of the foreign node are as large as what there is.
+    attributes: a frozen dataclass of numbers, texts and tuples of them, with defaults if there are any.
+    infer: maps facts of the inputs, one per port, and attributes to facts of the outputs; raises Refusal.
+    forms: variants of `lower`, best first.
+    foreign: equivalent nodes of other domains.
+    is_padded: whether outputs have room for the maximum, while those of the foreign node are as large as their
+        contents.
     """
 
     name: str
@@ -117,11 +119,11 @@ class CustomOp:
         return self.infer(self.complete(facts), attributes)
 
     def complete(self, inputs: Sequence[X | None]) -> list[X | None]:
-        """Return inputs, one for each port at least: None if an optional one is missing."""
+        """Return the inputs extended to one per port: None if an optional one is missing."""
         return [*inputs, *[None] * (len(self.inputs) - len(inputs))]
 
     def form(self, wanted: str | None) -> str:
-        """Return the form that is requested where the op has it, else its first."""
+        """Return the requested form if the op has it, else its first."""
         return wanted if wanted in self.forms else self.forms[0]
 
     @property
@@ -131,7 +133,7 @@ class CustomOp:
 
     @property
     def typicals(self) -> tuple[Typical, ...]:
-        """The sizes that the kernel is compiled for: `TYPICAL` of `cases.py`, and `OTHER_TYPICALS` if there are any."""
+        """Sizes for which the kernel is compiled: `TYPICAL` of `cases.py`, and `OTHER_TYPICALS` if it has them."""
         cases = self.part("cases")
         return (cases.TYPICAL, *getattr(cases, "OTHER_TYPICALS", ()))
 
@@ -156,7 +158,7 @@ def load_ops() -> dict[str, CustomOp]:
 
 
 def find(name: str) -> CustomOp:
-    """Return the op called `name`, or the one in the folder of that name. Raises NetworkError."""
+    """Return the op `name`, or the op in the folder of that name. Raises NetworkError."""
     ops = load_ops()
     for op in ops.values():
         if name in {op.name, op.package.rpartition(".")[2]}:
@@ -170,7 +172,7 @@ def op_folders() -> list[Path]:
 
 
 def user_ops_digest() -> str:
-    """Return the SHA-256 of the ops that TRTKIT_PLUGINS adds, "" where it adds none: a build follows from them."""
+    """Return the SHA-256 of the ops added by TRTKIT_PLUGINS, since builds depend on them; "" if it adds none."""
     return _digest(_user_roots())
 
 
@@ -192,7 +194,7 @@ def _own_root() -> Path:
 
 
 def _user_roots() -> list[Path]:
-    """Return the folders that TRTKIT_PLUGINS names. Raises NetworkError for one that is not there."""
+    """Return the folders named by TRTKIT_PLUGINS. Raises NetworkError if one does not exist."""
     roots = [Path(root) for root in os.environ.get("TRTKIT_PLUGINS", "").split(os.pathsep) if root]
     for root in roots:
         if not root.is_dir():
@@ -201,11 +203,11 @@ def _user_roots() -> list[Path]:
 
 
 def _load(folder: Path) -> CustomOp:
-    """Import a folder as a package of its own and return its op."""
+    """Import a folder as a package and return its op."""
     package = f"{_PACKAGE}.{folder.name}"
     known = sys.modules.get(package)
     if known is None or list(known.__path__) != [str(folder)]:
-        _add_package(_PACKAGE, [str(_own_root())])  # what ops share lies next to their folders
+        _add_package(_PACKAGE, [str(_own_root())])  # code that ops share is next to their folders
         _add_package(package, [str(folder)])
     module = importlib.import_module(f"{package}.op")
     op = getattr(module, "OP", None)
@@ -216,7 +218,7 @@ def _load(folder: Path) -> CustomOp:
 
 
 def _add_package(name: str, path: list[str]) -> None:
-    """Make an importable package of a folder; what was imported under its name is forgotten."""
+    """Make a folder importable as a package, replacing earlier imports under its name."""
     if name == _PACKAGE and name in sys.modules:
         return
     for known in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
@@ -228,7 +230,7 @@ def _add_package(name: str, path: list[str]) -> None:
 
 
 def _pairs(ports: Sequence[Port], facts: Sequence[Fact | None]) -> Iterator[tuple[Port, Fact | None]]:
-    """Yield each port with its tensors. Raises Refusal for too many or too few of them."""
+    """Yield each port with its tensors. Raises Refusal for too many or too few."""
     is_open = bool(ports) and ports[-1].is_variadic
     least = sum(not port.is_optional for port in ports)
     if len(facts) < least or (len(facts) > len(ports) and not is_open):
@@ -239,7 +241,7 @@ def _pairs(ports: Sequence[Port], facts: Sequence[Fact | None]) -> Iterator[tupl
 
 
 def _check_port(port: Port, fact: Fact | None, sizes: dict[str, int]) -> None:
-    """Compare a tensor with its port, and its sizes with those seen before. Raises Refusal."""
+    """Check a tensor against its port, and its sizes against earlier ones. Raises Refusal."""
     if fact is None:
         if not port.is_optional:
             raise Refusal(f"input `{port.name}` is missing")

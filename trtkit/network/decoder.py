@@ -41,9 +41,9 @@ FINAL_HIDDEN_STATES = "hidden_states"
 EMBEDS = "inputs_embeds"
 """Vectors in place of tokens."""
 HIDDEN_STATES, NEXT_HIDDEN_STATES = "previous_hidden_states", "next_hidden_states"
-"""What a pipeline stage takes from the one before it, and gives to the next: [B, S, D]."""
+"""Input and output of pipeline stages: hidden states [B, S, D] from the previous stage and for the next."""
 BLOCK_COUNTS = "block_counts"
-"""Of each layer that reads active neurons only, how many blocks are active and how many are read: int32 [layers, 2]."""
+"""Per layer that reads active neurons only, the counts of active and of read blocks: int32 [layers, 2]."""
 
 
 def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], options: DecoderOptions) -> None:
@@ -106,11 +106,11 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
 
 
 def _layers(weights: Weights, spec: DecoderSpec, options: DecoderOptions, embedded: _Embedded) -> Tensor:
-    """Add all layers, their caches and states; return the last hidden state [B, S, D]."""
+    """Add all layers with their caches and states; return the last hidden states [B, S, D]."""
     graph, streams, vectors = weights.graph, spec.block.streams, embedded.vectors
     read = LayerInputs(weights, options, embedded.inputs)
     x = embedded.x if streams is None else to_streams(weights, embedded.x, streams)
-    befores = []  # what each layer reads
+    befores = []  # the input of each layer
     for index, layer in spec.numbered_layers:
         memory = read.of(index, layer)
         befores.append(x)
@@ -129,7 +129,7 @@ def _layers(weights: Weights, spec: DecoderSpec, options: DecoderOptions, embedd
 
 
 def _check(spec: DecoderSpec, options: DecoderOptions) -> None:
-    """Raise NetworkError for options that the model cannot be built with."""
+    """Raise NetworkError for options that the model does not support."""
     if options.dtype not in COMPUTE_TYPES:
         names = ", ".join(str(dtype) for dtype in COMPUTE_TYPES)
         raise NetworkError(f"a network cannot be written in {options.dtype}", spec.model_type, f"use one of {names}")
@@ -155,7 +155,7 @@ def _check(spec: DecoderSpec, options: DecoderOptions) -> None:
 
 
 def _check_scales(spec: DecoderSpec, scales: Mapping[int, Mapping[str, float]]) -> None:
-    """Raise NetworkError if 8-bit caches lack a scale, or scales are a larger model's."""
+    """Raise NetworkError if 8-bit caches lack a scale, or scales belong to a larger model."""
     fix = "quantize the caches of all layers, or of none"
     needed = [
         (index, cache)
@@ -176,9 +176,9 @@ def _check_scales(spec: DecoderSpec, scales: Mapping[int, Mapping[str, float]]) 
 
 @dataclass(frozen=True, eq=False)
 class _Embedded:
-    """What layers begin with. x: the first hidden state [B, S, D]. table: the embedding's, if it is needed.
+    """The layers' input. x: the first hidden states [B, S, D]. table: the embedding's, if it is needed.
 
-    vectors: each layer's own, if it has some. added: [B, S, D], after each of the first layers.
+    vectors: each layer's own, if it has any. added: [B, S, D], to add after each of the first layers.
     """
 
     x: Tensor
@@ -189,7 +189,7 @@ class _Embedded:
 
 
 def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> _Embedded:
-    """Add the inputs, and what precedes the layers."""
+    """Add the inputs and everything before the layers."""
     graph, share = weights.graph, weights.tokens
     added: list[Tensor] = []
     new = (TOKENS, ONE) if options.is_packed else (BATCH, NEW_TOKENS)
@@ -218,7 +218,7 @@ def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> _Emb
 
 
 def _padded(share: TokenShare, inputs: ScheduledInputs) -> ScheduledInputs:
-    """Return the inputs with positions for the tokens that fill the ranks' shares."""
+    """Return the inputs with positions for the tokens that pad the ranks' shares."""
     positions, rope = inputs.position_ids, inputs.rope_position_ids
     positions = positions if positions is None else share.padded(positions)
     return replace(
@@ -227,7 +227,7 @@ def _padded(share: TokenShare, inputs: ScheduledInputs) -> ScheduledInputs:
 
 
 def _rows_of(weights: Weights, tokens: Tensor, table: Tensor, spec: DecoderSpec) -> Tensor:
-    """Return the embedding [B, S, D] of tokens [B, S], of which a rank may have its share."""
+    """Return the embeddings [B, S, D] of tokens [B, S]; a rank may hold a share of the table."""
     share = spec.vocab_share
     if share.count == 1:
         x = embedding(tokens, table)
@@ -240,7 +240,7 @@ def _rows_of(weights: Weights, tokens: Tensor, table: Tensor, spec: DecoderSpec)
 def _position(
     weights: Weights, x: Tensor, spec: DecoderSpec, options: DecoderOptions, inputs: ScheduledInputs
 ) -> Tensor:
-    """Add learned or sinusoidal positions and norm the embedding, where the model does."""
+    """Add learned or sinusoidal positions and normalize the embeddings, if the model does."""
     added, ids = spec.embedding.positions, inputs.position_ids
     ids = ids if added is None or ids is None else weights.tokens.own(ids)
     with x.graph.scope("position_embedding"):
@@ -253,7 +253,7 @@ def _position(
 
 
 def _head(weights: Weights, spec: DecoderSpec, options: DecoderOptions, x: Tensor, table: Tensor | None) -> None:
-    """Add final norm, projection and outputs. x: the last hidden state. table: the embedding's, if it is tied."""
+    """Add final norm, LM head and outputs. x: the last hidden states. table: the embedding's, if it is tied."""
     graph, head = weights.graph, spec.head
     is_normed = head.norm is None
     if head.norm is not None and (options.has_hidden_states or options.gives_last_hidden):

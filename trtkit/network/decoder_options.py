@@ -1,4 +1,4 @@
-"""How a decoder becomes a network."""
+"""Options for writing a decoder as a network."""
 
 from __future__ import annotations
 

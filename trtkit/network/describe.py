@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
 
 
-# Weights that layers hold as attributes; all others come in through constants.
+# Weights that layers hold as attributes; all others are constants.
 _WEIGHT_ATTRIBUTES = {
     "CONVOLUTION": ("kernel", "bias"),
     "DECONVOLUTION": ("kernel", "bias"),
@@ -26,9 +26,9 @@ _WEIGHT_ATTRIBUTES = {
 
 
 def describe(backend: Backend, network: Any, shapes: Mapping[str, tuple[int, ...]]) -> NetworkRecord:
-    """Return the record of `network` at the input `shapes`; its own, possibly dynamic, shapes are put back after.
+    """Return the record of `network` at the input `shapes`; its own, possibly dynamic, shapes are restored afterwards.
 
-    TensorRT works out every tensor's shape itself: for the time of reading, the inputs are made static.
+    TensorRT infers every tensor's shape: the inputs are made static while the network is read.
     """
     dynamic_inputs = tuple(_tensor(network.get_input(index)) for index in range(network.num_inputs))
     dynamic_outputs = tuple(_tensor(network.get_output(index)) for index in range(network.num_outputs))
@@ -46,7 +46,7 @@ def describe(backend: Backend, network: Any, shapes: Mapping[str, tuple[int, ...
 
 @contextlib.contextmanager
 def static_inputs(network: Any, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
-    """Give dynamic inputs their `shapes` for the block, so that TensorRT knows the shape of every tensor."""
+    """Set dynamic inputs to `shapes` in the block, so that TensorRT knows the shape of every tensor."""
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
     declared = [tuple(tensor.shape) for tensor in inputs]
     names = [[tensor.get_dimension_name(axis) for axis in range(len(tensor.shape))] for tensor in inputs]
@@ -64,7 +64,7 @@ def static_inputs(network: Any, shapes: Mapping[str, tuple[int, ...]]) -> Iterat
 
 
 def _tensor(tensor: Any) -> TensorRecord:
-    """Read one ITensor. A shape that TensorRT cannot infer, which raises, is empty."""
+    """Read one ITensor. A shape that TensorRT fails to infer is empty."""
     try:
         shape = tuple(tensor.shape)
     except (RuntimeError, ValueError):
@@ -73,7 +73,7 @@ def _tensor(tensor: Any) -> TensorRecord:
 
 
 def _layer(backend: Backend, untyped: Any, known: dict[str, TensorRecord], stand_ins: StandIns) -> LayerRecord:
-    """Read one layer; `known` keeps the tensors read so far, since asking TensorRT for a shape takes time."""
+    """Read one layer. known: tensors read so far, since TensorRT takes time to return a shape."""
     layer, kind = backend.typed(untyped), backend.layer_type(untyped)
     originals = stand_ins.inputs_of(layer)
     inputs = tuple(known.get(tensor.name) or _tensor(tensor) for tensor in originals)
@@ -89,7 +89,7 @@ def _layer(backend: Backend, untyped: Any, known: dict[str, TensorRecord], stand
 
 
 def _output(tensor: Any, stand_ins: StandIns) -> TensorRecord:
-    """Read a layer's output; its shape off its substitute, if it has one."""
+    """Read a layer's output, with the shape of its stand-in, if it has one."""
     original = stand_ins.of(tensor.name)
     return _tensor(tensor) if original is None else replace(_tensor(original), name=tensor.name)
 
@@ -109,7 +109,7 @@ def _weights(layer: Any, kind: str, outputs: tuple[TensorRecord, ...]) -> Iterat
 
 
 def _weight_type(dtype: Any) -> DType:
-    """Return the type of a NumPy view or, where NumPy has no such type, of opaque `trt.Weights`."""
+    """Return the type of a NumPy view or, for types that NumPy lacks, of opaque `trt.Weights`."""
     if hasattr(dtype, "__members__"):
         return from_tensorrt(dtype.name)
     return next(known for known in DTYPES.values() if dtype.name == known.numpy)
@@ -117,7 +117,7 @@ def _weight_type(dtype: Any) -> DType:
 
 Shape = tuple[int, ...]
 
-# Work per output element of element-wise layers; layers that only move data do none.
+# Operations per output element of element-wise layers; layers that only move data have none.
 _PER_OUTPUT = {
     "ACTIVATION": 1, "ELEMENTWISE": 1, "UNARY": 1, "SCALE": 2, "SELECT": 1, "SOFTMAX": 5, "RAGGED_SOFTMAX": 5,
     "NORMALIZATION": 7, "LRN": 5, "PARAMETRIC_RELU": 2, "QUANTIZE": 2, "DEQUANTIZE": 1, "CUMULATIVE": 1,
@@ -195,9 +195,9 @@ _FORMULAS: dict[str, Callable[[Any, Sequence[Shape], Sequence[Shape]], int]] = {
 
 
 class StandIns:
-    """For a while, layers read a tensor before it was quantized by block, in place of it quantized and dequantized.
+    """Temporarily connects layers to tensors before block quantization rather than to the dequantized ones.
 
-    Both have one shape and type. A network without such tensors stays as it is.
+    Both have the same shape and type. A network without such tensors is left unchanged.
     """
 
     def __init__(self, backend: Backend, network: Any) -> None:
@@ -217,7 +217,7 @@ class StandIns:
                 self._move(layer)
 
     def _move(self, layer: Any) -> None:
-        """Let a layer read originals."""
+        """Connect a layer to the originals."""
         for index in range(layer.num_inputs):
             tensor = layer.get_input(index)
             if tensor is not None and tensor.name in self._originals:
@@ -226,7 +226,7 @@ class StandIns:
                 layer.set_input(index, self._originals[tensor.name])
 
     def of(self, name: str) -> Any | None:
-        """Return the tensor that substitutes for another one, None if none does."""
+        """Return the stand-in of a tensor; None if it has none."""
         return self._originals.get(name)
 
     def inputs_of(self, layer: Any) -> list[Any]:
@@ -235,6 +235,6 @@ class StandIns:
         return [tensor for tensor in tensors if tensor is not None]
 
     def put_back(self) -> None:
-        """Let every layer read again what it did."""
+        """Restore the inputs of all layers."""
         for layer, index in self._layers:
             layer.set_input(index, self._moved[layer.name, index])

@@ -1,4 +1,4 @@
-"""Nodes of other domains that a custom op represents, read with care."""
+"""Nodes of other ONNX domains that are equivalent to a custom op, read with strict checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fact:
-    """What is known of a tensor before it is computed; -1 for sizes known at run time only."""
+    """Static knowledge about a tensor; -1 for sizes known only at run time."""
 
     dtype: DType
     shape: Shape
@@ -24,21 +24,21 @@ class Fact:
 
 @dataclass
 class Refusal(Exception):  # noqa: N818 - an answer, not a fault of the program
-    """Why a node cannot be taken: what is wrong with which values allowed, and what to do about it."""
+    """Why a node is not supported: the fault, with the allowed values, and a fix."""
 
     what: str
     fix: str = ""
 
 
 class NotYetKnownError(Exception):
-    """A value that must be a constant and is not one before constants are folded."""
+    """A value that must be a constant, but is not one until constants are folded."""
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """The op's inputs, "" where one is missing, attributes, and outputs by the names they have in the model.
+    """The op's inputs ("" if missing), attributes, and outputs by their names in the model.
 
-    An output that nobody uses is "".
+    An unused output is "".
     """
 
     inputs: Sequence[str]
@@ -48,7 +48,7 @@ class Replacement:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A node type. convert: returns its replacement, or None if the node can stay as it is. Raises Refusal."""
+    """A node type. convert: returns its replacement, or None if the node can stay. Raises Refusal."""
 
     domain: str
     op_type: str
@@ -56,13 +56,13 @@ class Foreign:
 
     @property
     def label(self) -> str:
-        """The type as people write it."""
+        """The type as users write it."""
         return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
 
 
 @dataclass
 class ForeignNode:
-    """A node of a model. facts: of its inputs, None if unknown. constants: of inputs whose values are known."""
+    """A node of a model. facts: of its inputs, None if unknown. constants: values of constant inputs."""
 
     name: str
     op_type: str
@@ -75,26 +75,26 @@ class ForeignNode:
     _read: set[str] = field(default_factory=set)
 
     def input(self, index: int) -> str:
-        """Return an input's name, "" where it is missing."""
+        """Return an input's name; "" if it is missing."""
         return self.inputs[index] if index < len(self.inputs) else ""
 
     def fact(self, index: int) -> Fact | None:
-        """Return what is known of an input."""
+        """Return the facts of an input; None if unknown."""
         return self.facts[index] if index < len(self.facts) else None
 
     def constant(self, index: int, name: str) -> np.ndarray[Any, Any]:
-        """Return the value of an input. Raises NotYetKnownError where it is computed."""
+        """Return the value of an input. Raises NotYetKnownError if it is computed."""
         value = self.constants[index] if index < len(self.constants) else None
         if value is None:
             raise NotYetKnownError(f"input {index} (`{name}`) must be a constant")
         return value
 
     def number(self, name: str, default: float | None = None) -> Any:
-        """Return an attribute. Raises Refusal where it is missing and has no default."""
+        """Return an attribute. Raises Refusal if it is missing and has no default."""
         return self._attribute(name, default)
 
     def numbers(self, name: str, default: tuple[int, ...] | None = None, count: int = 0) -> tuple[Any, ...]:
-        """Return an attribute that is a list; one number represents `count` equal ones. Raises Refusal."""
+        """Return a list attribute; a single number is repeated `count` times. Raises Refusal."""
         value = self._attribute(name, default)
         values = tuple(value) if isinstance(value, list | tuple) else (value,) * max(count, 1)
         if count and len(values) != count:
@@ -109,11 +109,11 @@ class ForeignNode:
         return value
 
     def ignore(self, *names: str) -> None:
-        """Know attributes that change nothing."""
+        """Accept attributes without effect."""
         self._read.update(names)
 
     def check_all_read(self) -> None:
-        """Raise Refusal for attributes that nobody asked for: their meaning is unknown."""
+        """Raise Refusal for attributes that were never read: their meaning is unknown."""
         unknown = sorted(set(self.attributes) - self._read)
         if unknown:
             known = ", ".join(sorted(self._read)) or "none"

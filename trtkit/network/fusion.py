@@ -1,4 +1,4 @@
-"""What fusing saves: which tensors of a network never reach memory, by the kernels that TensorRT's log lists."""
+"""What fusion saves: tensors of a network that never reach memory, by the kernels listed in TensorRT's log."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ENDING = re.compile(r"_myl\d+_\d+$")
 
 @dataclass(frozen=True)
 class FusedKernel:
-    """A kernel with the names of its layers. Of a layer in several kernels, the first has the operations and bytes.
+    """A kernel with the names of its layers. A layer in several kernels counts towards the first.
 
-    code: the name of the code that TensorRT generated for it, if it did. bytes_apart: what its layers read and write if
-    each is a kernel. bytes_saved: how much of that it keeps to itself.
+    code: name of the code that TensorRT generated for it, if any. bytes_apart: what its layers would read and write as
+    a kernel each. bytes_saved: the part of that which stays inside the kernel.
     """
 
     name: str
@@ -40,9 +40,10 @@ class Fusion:
     """A profile's network as kernels. phase: `prefill` (`mixed` if packed) or `decode` of a language model or its head.
 
     shapes: of its inputs, at which bytes are counted.
-    absent: layers in no kernel: constants, views, and what TensorRT computed when it built. bytes_apart: what the other
-    layers read and write if each is a kernel; bytes_saved: how much of that kernels keep to themselves.
-    generated_kernels: how many pieces of code TensorRT generated; confirmed_kernels: how many of them the plan has.
+    absent: layers in no kernel: constants, views, and those that TensorRT folded.
+    bytes_apart: what the other layers would read and write as a kernel each; bytes_saved: the part of that which stays
+        inside kernels.
+    generated_kernels: pieces of code that TensorRT generated; confirmed_kernels: how many of them the plan contains.
     ranks: that share the model; the kernels are those of rank 0.
     """
 
@@ -66,7 +67,7 @@ class Fusion:
 
 
 def fuse(stage: str, network: NetworkRecord, kernels: Sequence[EngineKernel], phase: str = "") -> Fusion:
-    """Return what the kernels of one profile made of a network that is described at its shapes."""
+    """Return the fusion of one profile's kernels over a network described at its shapes."""
     computing = [replace(kernel, layers=_with_inputs(kernel.layers, network)) for kernel in kernels if kernel.computes]
     of_layer: dict[int, set[int]] = defaultdict(set)
     for number, kernel in enumerate(computing):
@@ -95,7 +96,7 @@ def fuse(stage: str, network: NetworkRecord, kernels: Sequence[EngineKernel], ph
 
 
 def compare_with_plan(fusion: Fusion, plan: Path) -> Fusion:
-    """Return the fusion with how many of its generated kernels a plan has: the name of one holds a hash of its code."""
+    """Return the fusion with the number of its generated kernels in a plan: their names contain a hash of the code."""
     codes = {kernel.code for kernel in fusion.kernels if kernel.code}
     with plan.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         confirmed = sum(data.find(code.encode()) >= 0 for code in codes)
@@ -103,7 +104,7 @@ def compare_with_plan(fusion: Fusion, plan: Path) -> Fusion:
 
 
 def _with_inputs(indices: Sequence[int], network: NetworkRecord) -> tuple[int, ...]:
-    """Add the first half of each attention, which TensorRT does not name: an attention is two layers, named alike."""
+    """Add the first layer of each attention, which TensorRT does not list: an attention is two layers of one name."""
     names = {network.layers[index].name for index in indices}
     halves = (
         index
@@ -114,7 +115,7 @@ def _with_inputs(indices: Sequence[int], network: NetworkRecord) -> tuple[int, .
 
 
 class _Traffic:
-    """Who makes and who reads each tensor, seen through layers that are in no kernel."""
+    """Writers and readers of each tensor, looking through layers that are in no kernel."""
 
     def __init__(self, network: NetworkRecord, of_layer: Mapping[int, set[int]]) -> None:
         self._layers, self._of_layer = network.layers, of_layer
@@ -134,7 +135,7 @@ class _Traffic:
                 self._sinks[tensor.name] = self._read_by(tensor.name)
 
     def saved(self) -> list[int]:
-        """Return the bytes that each layer does not move, since another one of its kernel makes or takes them."""
+        """Return, per layer, the bytes that it does not move as another layer of its kernel writes or reads them."""
         return [self._saved(index, layer) for index, layer in enumerate(self._layers)]
 
     def _saved(self, index: int, layer: LayerRecord) -> int:
@@ -145,11 +146,11 @@ class _Traffic:
         return reads + sum(tensor.size_bytes for tensor in layer.outputs if self._stays(tensor.name, own_kernels))
 
     def _stays(self, name: str, own_kernels: set[int]) -> bool:
-        """Whether whatever reads a tensor is in a kernel that made it."""
+        """Whether all readers of a tensor are in a kernel that writes it."""
         return name not in self._outputs and all(own_kernels & kernels for kernels in self._sinks[name])
 
     def _makers_of(self, name: str) -> set[int]:
-        """Return the kernels in which a tensor is made; none for constants and inputs."""
+        """Return the kernels that write a tensor; none for constants and inputs."""
         maker = self._makers.get(name)
         if maker is None:
             return set()
@@ -157,7 +158,7 @@ class _Traffic:
         return own_kernels or _union(self._sources.get(tensor.name, set()) for tensor in self._layers[maker].inputs)
 
     def _read_by(self, name: str) -> list[set[int]]:
-        """Return the kernels of each reader of a tensor, an empty set if the network gives it."""
+        """Return the kernels of each reader of a tensor; an empty set if it is an output."""
         readers: list[set[int]] = []
         for reader in self._readers[name]:
             if own_kernels := self._of_layer.get(reader):
@@ -185,7 +186,7 @@ class KernelGroup:
 
 
 def grouped(fusion: Fusion) -> list[KernelGroup]:
-    """Return the kernels of a fusion, those of repeated blocks together; in the order of the first of each."""
+    """Return a fusion's kernels, grouped over repeated blocks, in the order of the first of each group."""
     groups: dict[tuple[str, str], list[FusedKernel]] = defaultdict(list)
     for kernel in fusion.kernels:
         groups[kernel.kind, _text(kernel)].append(kernel)
@@ -203,7 +204,7 @@ def grouped(fusion: Fusion) -> list[KernelGroup]:
 
 
 def _text(kernel: FusedKernel) -> str:
-    """Return the layers of a kernel in words: names of two or fewer in a scope, the number of more."""
+    """Return a description of a kernel's layers: up to two names per scope, else their number."""
     scopes: dict[str, list[str]] = defaultdict(list)
     for name in sorted(dict.fromkeys(_BLOCK.sub(".*", name) for name in kernel.layers)):
         scope, _, last = name.rpartition("/")
@@ -230,9 +231,9 @@ _NOT_KERNELS = {"shape_call", "signal", "wait", "NoOp"}
 
 @dataclass(frozen=True)
 class EngineKernel:
-    """A step of an engine. kind: TensorRT's word, such as `gemm`. layers: indices of the network's layers in it.
+    """A step of an engine. kind: TensorRT's term, such as `gemm`. layers: indices of its layers in the network.
 
-    code: the name of the code that TensorRT generated for it; empty if it takes code from a library.
+    code: name of the code that TensorRT generated for it; empty if the code is from a library.
     """
 
     name: str
@@ -243,21 +244,21 @@ class EngineKernel:
 
     @property
     def computes(self) -> bool:
-        """Whether the GPU runs it: others work out shapes, or make streams wait."""
+        """Whether it runs on the GPU; other steps compute shapes or synchronize streams."""
         return self.kind not in _NOT_KERNELS
 
 
 def tag_layers(network: Any) -> None:
-    """Number the layers of a network that is about to be built in their metadata."""
+    """Store each layer's number in its metadata, before the network is built."""
     for index in range(network.num_layers):
         network.get_layer(index).metadata = f"<{index}>"
 
 
 def kernels_of(log: str) -> tuple[EngineKernel, ...]:
-    """Return the kernels that a log lists, in the order of each profile; empty if it lists none.
+    """Return the kernels listed in a log, in each profile's order; empty if it lists none.
 
-    An engine that is not loaded cannot be inspected, and loading takes a GPU; the log needs none. TensorRT copies
-    the metadata of the layers that a kernel was made of into its line: `tag_layers` puts numbers there.
+    An engine must be loaded to be inspected, which takes a GPU; the log does not. TensorRT copies the metadata of a
+    kernel's layers into its log line, where `tag_layers` puts their numbers.
     """
     return tuple(kernel for listing in _LISTING.finditer(log) for kernel in _kernels(listing[1].splitlines()))
 

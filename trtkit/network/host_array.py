@@ -11,7 +11,7 @@ import numpy as np
 from trtkit.dtypes import BF16, DTYPES, FP16, FP32, DType
 from trtkit.errors import NetworkError
 
-_FP16_INFINITE = 65520.0  # numbers from here on round to infinity
+_FP16_INFINITE = 65520.0  # numbers from here on overflow to infinity
 
 Array = Any
 """A NumPy array (bf16 through ml_dtypes) or a torch tensor on the CPU."""
@@ -42,7 +42,7 @@ class HostArray:
 
 
 def array_dtype(array: Array) -> DType:
-    """Return the type of an array's elements. Raises NetworkError where TensorRT has no such type."""
+    """Return an array's element type. Raises NetworkError if TensorRT has no such type."""
     name = str(array.dtype).removeprefix("torch.")
     for dtype in DTYPES.values():
         if name == dtype.numpy:
@@ -51,7 +51,7 @@ def array_dtype(array: Array) -> DType:
 
 
 def host_array(array: Array, dtype: DType | None = None) -> HostArray:
-    """Return an array's memory as it is, or converted if it is not contiguous, fp64, or not of type `dtype`."""
+    """Return an array's memory, converted only if it is not contiguous, fp64, or not of type `dtype`."""
     if str(array.dtype).endswith("float64"):
         array = array.astype(np.float32) if isinstance(array, np.ndarray) else array.float()
     have = array_dtype(array)
@@ -67,7 +67,7 @@ def host_array(array: Array, dtype: DType | None = None) -> HostArray:
 
 
 def overflow(array: Array) -> float:
-    """Return the finite number of largest size that fp16 makes infinite; 0 if there is none."""
+    """Return the finite value of largest magnitude that overflows in fp16; 0 if there is none."""
     if not str(array.dtype).endswith(("float64", "float32", "bfloat16")) or not math.prod(array.shape):
         return 0.0
     largest = max(float(array.max()), float(array.min()), key=abs)
@@ -75,11 +75,11 @@ def overflow(array: Array) -> float:
 
 
 def _numpy_to(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
-    """Return an array converted to another type; bf16 as its 16 bits, rounded to even, which NumPy has no name for."""
+    """Return an array converted to another type; bf16, which NumPy lacks, as its 16 bits, rounded to even."""
     if dtype != BF16:
         return array.astype(dtype.numpy)
     bits = array.astype(np.float32, copy=False).view(np.uint32)
-    rounded = (bits >> 16) & 1  # in one array from here on: weights are large
+    rounded = (bits >> 16) & 1  # in place from here on: weights are large
     rounded += np.uint32(0x7FFF)
     rounded += bits
     rounded >>= 16

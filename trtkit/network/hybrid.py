@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Material:
-    """What the parts of one network are made from.
+    """Sources of the parts of one network.
 
-    dtype: the type that `compute` represents. arrays: weights by `part.path`.
-    onnx: the file with all ONNX parts of this network, None if there are none. Its tensors have the names that
-    `input_name` and `part.output` give. grid_samples: node and mode, to check the parser. form: of written ops that
-    sample. severity: the least severe messages of TensorRT; None leaves that to the parser and the builder.
+    dtype: the type that `compute` means. arrays: weights by `part.path`. onnx: the file with all ONNX parts of this
+    network, None if there are none; its tensors are named by `input_name` and as `part.output`. grid_samples: node and
+    mode, to check the parser. form: of sampling ops that the network API writes. severity: the lowest that TensorRT
+    logs; None for the default of parser and builder.
     """
 
     dtype: DType
@@ -45,10 +45,11 @@ class Material:
 
 @dataclass(frozen=True, eq=False)
 class StageNetwork:
-    """A network of some parts.
+    """A network of several parts.
 
-    parts: how many layers each has, in order. tensors: the network's name of every `part.output`.
-    held: what must live as long as the network.
+    parts: number of layers of each, in order.
+    tensors: the network's name of every `part.output`.
+    held: objects that must live as long as the network.
     """
 
     graph: Graph
@@ -58,21 +59,21 @@ class StageNetwork:
 
 
 def input_name(spec: HybridSpec, part: str, port: str) -> str:
-    """Return what an input is called in every network: the model's own name, or `part.output` that feeds it."""
+    """Return an input's name in every network: the model's own name, or the `part.output` that feeds it."""
     return spec.source_of(part, port) or port
 
 
 def port_dtype(port: PartPort, part: Part, dtype: DType) -> DType:
-    """Return a port's type. dtype: what the config computes in."""
+    """Return a port's type. dtype: the config's precision."""
     part_dtype = dtype if part.dtype == "compute" else dtype_of(part.dtype)
     return part_dtype if port.dtype == "compute" else dtype_of(port.dtype)
 
 
 def write_stage(backend: Backend, spec: HybridSpec, names: Sequence[str], material: Material) -> StageNetwork:
-    """Write the parts `names` as one network; what others give is its input, what others need is its output.
+    """Write the parts `names` as one network with inputs from other parts and outputs for them.
 
-    Inputs and outputs are called as `input_name` says; the model's own outputs by their ports.
-    Raises NetworkError for tensors that are not what their ports say, naming the seam.
+    Inputs and outputs are named by `input_name`; the model's own outputs after their ports.
+    Raises NetworkError, naming the seam, for tensors that do not match their ports.
     """
     parts = [spec.part(name) for name in names]
     _check_order(spec, parts)
@@ -102,7 +103,7 @@ class _NetworkWriter:
         self._take_parsed()
 
     def add(self, part: Part) -> None:
-        """Add a part; of a parsed one, look at its outputs."""
+        """Add a part; for a parsed one, check its outputs."""
         before = self.graph.network.num_layers
         if isinstance(part, NetworkPart):
             self._write(part)
@@ -113,7 +114,7 @@ class _NetworkWriter:
             self._check_output(part, port)
 
     def finish(self) -> None:
-        """Mark the outputs: the model's own, and what parts outside take."""
+        """Mark the outputs: the model's own, and those that other networks read."""
         inside = {part.name for part in self.parts}
         for name in self.spec.outputs:
             part, _, port = name.partition(".")
@@ -128,7 +129,7 @@ class _NetworkWriter:
                 self.graph.output(cast(self.tensors[name], wanted), name)
 
     def _take_parsed(self) -> None:
-        """Note inputs and outputs of the parsed network; its outputs become inner tensors."""
+        """Record inputs and outputs of the parsed network; its outputs become inner tensors."""
         network = self.graph.network
         for tensor in [network.get_input(index) for index in range(network.num_inputs)]:
             self.tensors[tensor.name] = self.graph.tensor(tensor)
@@ -154,7 +155,7 @@ class _NetworkWriter:
         self.tensors |= {f"{part.name}.{port.name}": written[port.name] for port in part.outputs}
 
     def _input(self, part: NetworkPart, port: PartPort) -> Tensor:
-        """Return an input in the type that the part needs: a tensor that is there, or a new network input."""
+        """Return an input in the type that the part needs: an existing tensor, or a new network input."""
         name = input_name(self.spec, part.name, port.name)
         wanted = port_dtype(port, part, self.material.dtype)
         if name not in self.tensors:
@@ -168,14 +169,14 @@ class _NetworkWriter:
         return cast(tensor, wanted)
 
     def _source_dtype(self, name: str, wanted: DType) -> DType:
-        """Return the type of a tensor from another network; the model's inputs come as they are requested."""
+        """Return the type of a tensor from another network; the model's own inputs have the requested type."""
         source = self.spec.output_ports().get(name)
         if source is None:
             return wanted
         return port_dtype(source, self.spec.part(name.partition(".")[0]), self.material.dtype)
 
     def _check_output(self, part: Part, port: PartPort) -> None:
-        """Compare a tensor that a part gave with its port. Raises NetworkError."""
+        """Check a part's output against its port. Raises NetworkError."""
         name = f"{part.name}.{port.name}"
         seams = [str(seam) for seam in self.spec.seams if seam.source == name]
         where = f"seam `{seams[0]}`" if seams else f"output `{name}`"
@@ -190,7 +191,7 @@ class _NetworkWriter:
 
 
 def _check_shape(shape: tuple[int, ...], port: PartPort, where: str) -> None:
-    """Raise NetworkError where a tensor is not of the shape that a port says."""
+    """Raise NetworkError if a tensor's shape does not match its port."""
     wanted = tuple(
         dim if isinstance(dim, int) or have != -1 else -1
         for dim, have in zip(port.shape, (*shape, *[0] * len(port.shape)), strict=False)
@@ -202,7 +203,7 @@ def _check_shape(shape: tuple[int, ...], port: PartPort, where: str) -> None:
 
 
 def _check_order(spec: HybridSpec, parts: Sequence[Part]) -> None:
-    """Refuse an ONNX part after a part of the network API: TensorRT parses into empty networks only."""
+    """Refuse an ONNX part after a part of the network API: TensorRT parses only into empty networks."""
     written = {part.name for part in parts if isinstance(part, NetworkPart)}
     for part in (part for part in parts if isinstance(part, OnnxPart)):
         for port in part.inputs:
@@ -214,9 +215,9 @@ def _check_order(spec: HybridSpec, parts: Sequence[Part]) -> None:
 
 
 def _name_dimensions(tensor: Tensor, port: PartPort) -> None:
-    """Give an input's axes the names of their symbols: TensorRT takes equal names for equal sizes.
+    """Name an input's axes after their symbols: TensorRT takes equal names for equal sizes.
 
-    Without, TensorRT-RTX 1.7.1 fails to build layers that join tensors of two inputs (`_Map_base::at`).
+    Without this, TensorRT-RTX 1.7.1 fails to build layers that join tensors of two inputs (`_Map_base::at`).
     """
     for axis, dim in enumerate(port.shape):
         if isinstance(dim, str) and "*" not in dim:

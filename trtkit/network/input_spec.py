@@ -1,4 +1,4 @@
-"""What a written network knows of each input: the roles of its axes, who feeds it, its shapes in a profile."""
+"""Specs of a written network's inputs: the roles of their axes, their feeders, their shapes in a profile."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ Role = Literal[
     "outputs",
 ]
 Feeder = Literal["request", "scheduler", "cache", "state", "encoder", "slots", "stage", "adapter"]
-"""What a request brings; what follows from where its tokens stand; a KV cache; a recurrent state; what an encoder made
-of the request, once; one of these as rows of prompts read it; what an earlier stage gives; resident LoRA adapters."""
+"""A request's data; data that follows from its tokens' positions; a KV cache; a recurrent state; an encoder's output,
+computed once per request; one of these as prompt rows read it; an earlier stage's output; resident LoRA adapters."""
 ENCODED = ("cross_key", "cross_value")
-"""What an encoder gives each layer of a decoder."""
+"""Inputs of a decoder's layers that an encoder fills."""
 ENCODED_MASK = "cross_mask"
-"""Which of a slot's places an encoder filled, [B, length]: 1 where it did, 0 where not."""
+"""Valid positions of a slot's encoder outputs, [B, length]: 1 if filled, else 0."""
 
 PROMPT, LOGIT_INDEX, DECODE_POSITION_IDS = "prompt_", "logit_index", "decode_position_ids"
-"""In packed networks: before the names of what rows of prompts read and give; which tokens' logits they give; and the
-positions of rows that decode [A, S], whose tokens come first."""
+"""In packed networks: the prefix of prompt rows' inputs and outputs; the indices of the tokens with logits; and the
+positions of decoding rows [A, S], whose tokens come first."""
 PROMPT_PLACES = f"{PROMPT}places"
-"""Where the tokens of prompts lie in padded rows [P]: an input of every packed network."""
+"""Positions of prompt tokens in the padded rows [P]: an input of every packed network."""
 ADAPTER_IDS, RANK_OWNERS = "adapter_ids", "rank_owners"
-"""Each row's LoRA adapter [B], and whose each resident rank is [R]."""
+"""Each row's LoRA adapter [B], and the adapter of each resident rank [R]."""
 LORA_ENDS = (".lora_a", ".lora_b")
-"""How the names of a layer's low-rank matrices [R, in] and [R, out] end, after its path."""
+"""Suffixes, after a layer's path, of the names of its low-rank matrices [R, in] and [R, out]."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Axis:
 class InputSpec:
     """An input.
 
-    updated: of a cache or a state, the output that holds its new contents.
+    updated: for a cache or a state, the output that holds its new contents.
     """
 
     name: str
@@ -75,7 +75,7 @@ class InputSpec:
 
     @property
     def is_kept(self) -> bool:
-        """Whether a slot keeps it: a KV cache, a recurrent state, or what an encoder made."""
+        """Whether it is kept per slot: a KV cache, a recurrent state, or an encoder's output."""
         return self.feeder in ("cache", "state", "encoder")
 
     @property
@@ -84,12 +84,12 @@ class InputSpec:
         return tuple(axis.size for axis in self.axes)
 
     def shape_at(self, sizes: Mapping[Role, int]) -> tuple[int, ...]:
-        """Return the shape with dynamic axes of the `sizes` that their roles have."""
+        """Return the shape with dynamic axes set to the sizes of their roles."""
         return tuple(sizes[axis.role] if axis.size < 0 else axis.size for axis in self.axes)
 
     @property
     def kept_as(self) -> str:
-        """The input whose memory it reads: its own, or that of the rows that decode."""
+        """The input whose memory it shares: itself, or that of the decoding rows."""
         return self.name.replace(PROMPT, "", 1) if self.feeder == "slots" else self.name
 
     def size_of(self, role: Role) -> int:
@@ -98,37 +98,37 @@ class InputSpec:
 
 
 def takes_packed_calls(inputs: Iterable[InputSpec]) -> bool:
-    """Whether a network with these inputs lets decoding and prompts share a call."""
+    """Whether a network with these inputs takes decoding and prompts in one call."""
     return any(spec.name == PROMPT_PLACES for spec in inputs)
 
 
 def output_of_prompts(cache: InputSpec) -> str:
-    """Return the output that holds what rows of prompts add to a cache, in a packed network."""
+    """Return the output with what prompt rows add to a cache in a packed network."""
     return cache.updated.replace("_", f"_{PROMPT}", 1)
 
 
 def kv_window(used: int, length: int) -> int:
-    """Return how many cached tokens attention reads where `used` of a slot's `length` are in use.
+    """Return how many cached tokens attention reads if `used` of a slot's `length` are in use.
 
-    A power of two, at least 64: CUDA graphs are kept by shape, so few sizes are better than exact ones.
+    A power of two, at least 64: CUDA graphs are kept per shape, so few sizes are better than exact ones.
     """
     return min(length, max(_LEAST_WINDOW, 1 << (used - 1).bit_length()))
 
 
 TOKEN_TILE = 64
-"""Packed calls of an engine have a multiple of so many tokens: kernels compute whole tiles, and few sizes occur."""
+"""An engine's packed calls have a multiple of this many tokens: kernels compute whole tiles, and few sizes occur."""
 MOST_ROW_TOKENS = 8
-"""New tokens that a row which decodes has at most in an engine's packed call: its own, and guesses; trees have more."""
+"""Most new tokens of a decoding row in an engine's packed call: its own and guesses; trees have more."""
 
 
 def rank_window(used: int, most: int) -> int:
-    """Return how many ranks of adapters a call reads where `used` of `most` are resident: none, or a power of two."""
+    """Return how many adapter ranks a call reads if `used` of `most` are resident: none, or a power of two."""
     return min(most, max(_LEAST_RANKS, 1 << (used - 1).bit_length())) if used else 0
 
 
 BATCH, NEW_TOKENS, ADAPTER_RANK = Axis("batch"), Axis("new_tokens"), Axis("adapter_rank")
 TOKENS, ONE, PROMPTS = Axis("tokens"), Axis("new_tokens", 1), Axis("prompts")
-"""Of packed calls: all new tokens, each a row of one; and the rows of prompts."""
+"""Axes of packed calls: all new tokens, each a row of one; and the rows of prompts."""
 _LEAST_WINDOW, _LEAST_RANKS = 64, 16
 
 

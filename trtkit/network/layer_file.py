@@ -1,7 +1,7 @@
-"""A network's layers as a file: what the reference executor runs without TensorRT and without the model's source.
+"""A network's layers as a file, for the reference executor, without TensorRT and the model's source.
 
 `NAME.json` lists tensors and layers by number; `NAME.weights` holds the weights one after another. Weights that are
-bytes of the model's own files, unchanged, stay there: they are mapped from where they lie.
+unchanged bytes of the model's own files stay there and are mapped from them.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
     from trtkit.network.layer_graph import Attribute, Bytes
 
 LAYERS_VERSION = 1
-_ALIGNMENT = 64  # bytes; the strictest that torch's kernels ask for
+_ALIGNMENT = 64  # bytes; the strictest alignment that torch's kernels need
 _OWN = -1
 _WORTH_MAPPING = 0.1
-"""The share of the weights that the sources must hold: for less, a bundle rather does without them."""
+"""The share of the weights that sources must hold; below it, a bundle keeps all weights itself."""
 _EMPTY: list[Any] = [(), (), {}, {}, 0]
-"""What a layer has after its kind and name if nothing is there: inputs, outputs, attributes, weights, construct."""
+"""A layer's fields after kind and name if all are empty: inputs, outputs, attributes, weights, construct."""
 _MAPS = Path("/proc/self/maps")
 
 
 @dataclass(frozen=True)
 class LayerFiles:
-    """Where layers lie. weights: absent where every one lies in the sources. sources: of the model, in order."""
+    """Paths of a layer file. weights: absent if all weights are in the sources. sources: of the model, in order."""
 
     layers: Path
     sources: Sequence[Path]
 
     @property
     def weights(self) -> Path:
-        """The file of all weights that no source has."""
+        """The file with the weights that no source has."""
         return self.layers.with_suffix("").with_suffix(".weights")
 
 
 def save_layers(graph: LayerGraph, files: LayerFiles) -> tuple[int, ...]:
-    """Write a network's layers; return the numbers of the sources that hold weights of it. Raises OSError."""
+    """Write a network's layers; return the indices of the sources that hold some of its weights. Raises OSError."""
     mapped = _MappedSources(files.sources)
     held = [weights.raw for node in graph.nodes for weights in node.weights.values()]
     in_sources = sum(raw.nbytes for raw in held if mapped.find(raw) is not None)
@@ -74,10 +74,10 @@ def save_layers(graph: LayerGraph, files: LayerFiles) -> tuple[int, ...]:
 
 
 def load_layers(files: LayerFiles) -> tuple[LayerGraph, frozenset[int]]:
-    """Return a network's layers, their weights mapped, and the numbers of the sources that hold some.
+    """Return a network's layers with mapped weights, and the indices of the sources that hold some of them.
 
-    Whether the files are those that were written is for the caller to check. Raises BundleError for a file that cannot
-    be read, that another version wrote, or that points outside its weights.
+    The caller checks that the files are unchanged. Raises BundleError for a file that is unreadable, was written by
+    another version, or points outside its weights.
     """
     try:
         data = json.loads(read_text(files.layers))
@@ -99,7 +99,7 @@ def load_layers(files: LayerFiles) -> tuple[LayerGraph, frozenset[int]]:
 
 
 def _encoded(node: LayerNode, writer: _WeightsWriter) -> list[Any]:
-    """Return a layer as JSON holds it; what is empty at the end is left out."""
+    """Return a layer in JSON form; empty fields at the end are left out."""
     weights = {key: [held.dtype.name, held.count, *writer.locate(held.raw)] for key, held in node.weights.items()}
     row = [node.kind, node.name, node.inputs, node.outputs, dict(node.attributes), weights, node.construct]
     while not row[-1]:
@@ -129,7 +129,7 @@ def _check_slots(slots: Sequence[int], tensors: int, lowest: int) -> None:
 
 
 class _WeightsWriter:
-    """Writes each array once, those of the sources not at all. size: bytes written. sources: that hold some."""
+    """Writes each array once, unless a source has it. size: bytes written. sources: those that hold weights."""
 
     def __init__(self, file: IO[bytes], mapped: _MappedSources) -> None:
         self._file, self._mapped, self.size = file, mapped, 0
@@ -137,7 +137,7 @@ class _WeightsWriter:
         self.sources: set[int] = set()
 
     def locate(self, raw: Bytes) -> tuple[int, int]:
-        """Return the number of the source that holds bytes, or `_OWN`, and their offset in that file."""
+        """Return the index of the source that holds these bytes, or `_OWN`, and their offset in that file."""
         if (location := self._mapped.find(raw)) is not None:
             self.sources.add(location[0])
             return location
@@ -152,9 +152,9 @@ class _WeightsWriter:
 
 
 def drop_pages(graph: LayerGraph) -> None:
-    """Let the system take back the memory of mapped weights; what is read again is read from their files.
+    """Release the memory of mapped weights to the system; they are read from their files again when needed.
 
-    Weights that this process has changed would be lost; nothing changes those that `load_layers` returns.
+    Weights changed by this process would be lost; nothing changes those from `load_layers`.
     """
     maps: dict[int, mmap.mmap] = {}
     for node in graph.nodes:
@@ -169,23 +169,23 @@ def drop_pages(graph: LayerGraph) -> None:
 
 
 class _MappedSources:
-    """Which of this process's memory is mapped, read-only, from which source."""
+    """This process's read-only memory maps of sources."""
 
     def __init__(self, sources: Sequence[Path]) -> None:
         self._numbers = {str(path.resolve()): number for number, path in enumerate(sources)}
         self._files = MappedFiles(set(self._numbers), takes_writable=False)
 
     def find(self, raw: Bytes) -> tuple[int, int] | None:
-        """Return the source and the offset in it of bytes; None if they are not a source's."""
+        """Return the source of these bytes and their offset; None if they are not mapped from a source."""
         location = self._files.find(raw)
         return None if location is None else (self._numbers[location[0]], location[1])
 
 
 class MappedFiles:
-    """Which of this process's memory is mapped from which file, at the time of its making.
+    """This process's memory maps of files when it was created.
 
-    paths: absolute, of the files that count; all if None. takes_writable: whether memory that this process could
-    change, and that then differs from its file, counts too.
+    paths: absolute, of the files to consider; None for all. takes_writable: whether to include memory that this process
+    can write, which may differ from the file.
     """
 
     def __init__(self, paths: Collection[str] | None = None, *, takes_writable: bool = True) -> None:
@@ -197,7 +197,7 @@ class MappedFiles:
         )
 
     def find(self, raw: Bytes) -> tuple[str, int] | None:
-        """Return the file and the offset in it of bytes; None if they are not a file's."""
+        """Return the file of these bytes and their offset; None if they are not mapped."""
         address = raw.ctypes.data
         index = bisect.bisect_right(self._regions, (address, math.inf, "", 0)) - 1
         if index < 0:
@@ -207,10 +207,10 @@ class MappedFiles:
 
 
 def _regions() -> Iterator[tuple[float, float, str, int, bool]]:
-    """Yield start, end, file, offset in it and whether this process can write it, of each mapping of a file."""
+    """Yield start, end, file, offset and writability of each mapped file region."""
     try:
         lines = _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:  # not Linux: no mapping is known
+    except OSError:  # not Linux: no maps are known
         return
     for line in lines:
         addresses, rights, offset, _device, _inode, *path = line.split(maxsplit=5)
@@ -220,7 +220,7 @@ def _regions() -> Iterator[tuple[float, float, str, int, bool]]:
 
 
 class _WeightsReader:
-    """Maps the files that weights lie in. read: their numbers."""
+    """Maps the files of weights. read: their indices."""
 
     def __init__(self, files: LayerFiles) -> None:
         self._files = files
@@ -228,14 +228,14 @@ class _WeightsReader:
 
     @property
     def read(self) -> set[int]:
-        """The numbers of the files that hold weights."""
+        """Indices of the files with weights."""
         return set(self._memory)
 
     def weights(self, dtype: str, count: int, source: int, offset: int) -> LayerWeights:
-        """Return weights that share the memory of their file. Raises ValueError outside it."""
+        """Return weights that share their file's memory. Raises ValueError outside the file."""
         if source not in self._memory:
             path = self._files.weights if source == _OWN else self._files.sources[source]
-            self._memory[source] = np.memmap(path, np.uint8, "c")  # copied where written, which nothing does
+            self._memory[source] = np.memmap(path, np.uint8, "c")  # copy on write, though nothing writes
         memory, size = self._memory[source], DTYPES[dtype].size_bytes(count)
         if min(count, offset) < 0 or offset + size > memory.size:
             raise ValueError("weights lie outside their file")

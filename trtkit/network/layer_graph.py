@@ -1,6 +1,6 @@
 """A network's layers as data: kinds, attributes, numbered tensors and weights, read once from TensorRT.
 
-Nothing here needs torch, and what is read needs TensorRT no more: the reference executor computes from it.
+It does not need torch, and once read, it no longer needs TensorRT: the reference executor runs it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 @dataclass(frozen=True, eq=False)
 class LayerWeights:
-    """Numbers that a layer holds. raw: their bytes, [bytes]; 4-bit types have two elements a byte, low nibble first.
+    """A layer's weights. raw: their bytes, [bytes]; 4-bit types have two elements per byte, low nibble first.
 
     count: elements.
     """
@@ -44,9 +44,9 @@ class LayerWeights:
 
 @dataclass(frozen=True, eq=False)
 class TensorSpec:
-    """A tensor of the network. is_shape: only shape arithmetic uses it.
+    """A tensor of the network. is_shape: used in shape arithmetic only.
 
-    shape: as far as it is known before the network runs, -1 elsewhere; None if even the rank is not.
+    shape: -1 for sizes known only at run time; None if even the rank is unknown.
     """
 
     index: int
@@ -81,9 +81,9 @@ class LayerNode:
 
 @dataclass(frozen=True, eq=False)
 class LayerGraph:
-    """A whole network. specs: indexed by slot, from 1 on. inputs, outputs: slots in the network's order.
+    """A whole network. specs: indexed by slot, from 1. inputs, outputs: slots in the network's order.
 
-    library: the TensorRT that wrote it, with its version. owner: what the memory of the weights lives with.
+    library: TensorRT's name and version. owner: the object that keeps the weights' memory alive.
     """
 
     nodes: tuple[LayerNode, ...]
@@ -102,7 +102,7 @@ class LayerGraph:
 
 @dataclass
 class _Slots:
-    """Numbers tensors. TensorRT's Python objects keep their identity only while they are held."""
+    """Numbers tensors. TensorRT's Python objects keep their identity only while they are referenced."""
 
     held: list[Any] = field(default_factory=lambda: [None])
     specs: list[TensorSpec | None] = field(default_factory=lambda: [None])
@@ -121,11 +121,11 @@ class _Slots:
 
 
 def read_layers(backend: Backend, network: Any, constants: Mapping[str, Array] | None = None) -> LayerGraph:
-    """Read every layer and tensor of an INetworkDefinition, whose memory the weights share.
+    """Read every layer and tensor of an INetworkDefinition; weights share its memory.
 
-    constants: values of weights that TensorRT may not hand out, by layer name (constants) or `<layer>/kernel`,
-    `<layer>/bias`: arrays, tensors, or packed bytes. They come before what the network holds.
-    Raises ExecutionError for weights that cannot be read.
+    constants: values of weights that TensorRT may not return, by layer name (constants) or `<layer>/kernel`,
+    `<layer>/bias`: arrays, tensors, or packed bytes. They take precedence over the network's.
+    Raises ExecutionError for unreadable weights.
     """
     slots, side = _Slots(), constants or {}
     inputs = tuple(slots.of(network.get_input(index)) for index in range(network.num_inputs))
@@ -154,10 +154,13 @@ class _LayerReader:
         self._attention: dict[int, tuple[int, ...]] = {}
         self._constructs: dict[int, int] = {}
         self._names: dict[type, tuple[str, ...]] = {}
-        self._held: list[Any] = []  # whose identity must last
+        self._held: list[Any] = []  # keeps their identity
 
     def nodes(self, untyped: Any) -> Iterator[LayerNode]:
-        """Yield a layer's node. An attention is one node with the inputs of its first layer and the second's output."""
+        """Yield a layer's node.
+
+        An attention is one node with its first layer's inputs and its second layer's output.
+        """
         kind, layer, name = self._backend.layer_type(untyped), self._backend.typed(untyped), untyped.name
         inputs = tuple(self._slots.of(untyped.get_input(index)) for index in range(untyped.num_inputs))
         outputs = tuple(self._slots.of(untyped.get_output(index)) for index in range(untyped.num_outputs))
@@ -169,7 +172,7 @@ class _LayerReader:
                 return
             kind, name, inputs = "ATTENTION", layer.name, self._attention[id(layer)]
         attributes, weights = self._parameters(layer, kind, name, outputs)
-        if untyped.metadata:  # the ONNX node; a collective's parameters, which TensorRT does not hand out
+        if untyped.metadata:  # the ONNX node; or a collective's parameters, which TensorRT does not return
             attributes["metadata"] = str(untyped.metadata)
         yield LayerNode(kind, name, inputs, outputs, attributes, weights, self._construct(layer))
 
@@ -229,9 +232,9 @@ def _attribute(value: Any) -> Attribute:
 
 
 def _weights(held: Any, side: Array | None, key: str, dtype: DType | None) -> LayerWeights | None:
-    """Return weights that share the memory of what holds them, None if they are empty.
+    """Return weights that share their owner's memory; None if they are empty.
 
-    side: the value of `key` in the constants, which comes first. dtype: what the layer says they are, if it does.
+    side: the value of `key` in the constants, which takes precedence. dtype: the layer's stated type, if any.
     """
     if side is not None:
         return _of_side(side, dtype)
@@ -249,7 +252,7 @@ def _weights(held: Any, side: Array | None, key: str, dtype: DType | None) -> La
 
 
 def _of_side(side: Array, dtype: DType | None) -> LayerWeights:
-    """Return a value of the constants: packed bytes of `dtype`, or elements of a type of their own."""
+    """Return a value of the constants: packed bytes of `dtype`, or elements with their own type."""
     if not hasattr(side, "dtype"):
         side = np.asarray(side)
     array = host_array(side)
@@ -264,14 +267,14 @@ def _of_side(side: Array, dtype: DType | None) -> LayerWeights:
 
 
 def _four_bit_type(dtype: DType) -> Any:
-    """Return the NumPy type of one 4-bit element a byte."""
+    """Return the NumPy type with one 4-bit element per byte."""
     import ml_dtypes
 
     return ml_dtypes.float4_e2m1fn if dtype == FP4 else np.int8
 
 
 def _packed(elements: Bytes) -> Bytes:
-    """Return 4-bit elements, one a byte, two a byte."""
+    """Pack 4-bit elements, one per byte, into two per byte."""
     nibbles = np.zeros(elements.size + elements.size % 2, np.uint8)
     nibbles[: elements.size] = elements & 15
     return nibbles[::2] | np.left_shift(nibbles[1::2], 4, dtype=np.uint8)
@@ -280,8 +283,8 @@ def _packed(elements: Bytes) -> Bytes:
 def _address(weights: Any) -> int | None:
     """Return the address of opaque weights' data.
 
-    The Python API hides it for types that NumPy lacks. The object wraps `nvinfer1::Weights {type, values, count}`;
-    its layout is proved on weights of known address before it is trusted.
+    The Python API hides it for types that NumPy lacks. The object wraps `nvinfer1::Weights {type, values, count}`; its
+    layout is verified on weights of known address before use.
     """
     weights_class: Any = type(weights)
     if not _layout_is_known(weights_class):
@@ -292,7 +295,7 @@ def _address(weights: Any) -> int | None:
 
 @cache
 def _layout_is_known(weights_class: Any) -> bool:
-    """Whether a probe of this class holds its array's address and size where they are expected."""
+    """Whether a probe of this class has its array's address and size at the expected offsets."""
     probe = np.arange(3, dtype=np.float32)
     if getattr(weights_class, "__basicsize__", 0) < _POINTER_OFFSET + 8:
         return False

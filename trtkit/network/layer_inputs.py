@@ -1,4 +1,4 @@
-"""What a decoder's layers read besides hidden states: where tokens stand, caches, and recurrent states."""
+"""Inputs of a decoder's layers other than hidden states: positions, caches and recurrent states."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 
 class LayerInputs:
-    """Adds each layer's caches and states, and what all layers share: masks and rotary tables, one of a kind."""
+    """Adds each layer's caches and states, and masks and rotary tables, which layers share."""
 
     def __init__(self, weights: Weights, options: DecoderOptions, inputs: ScheduledInputs) -> None:
         self._weights, self._graph, self._options, self._inputs = weights, weights.graph, options, inputs
@@ -83,7 +83,7 @@ class LayerInputs:
         self._growths: dict[QueryGrowth, Tensor] = {}
 
     def of(self, index: int, layer: LayerSpec) -> Memory | None:
-        """Return what the mixer of a layer reads; None if it has none."""
+        """Return the inputs of a layer's mixer; None if it has no mixer."""
         with self._graph.scope(f"layers.{index}"):
             recurrent = layer.recurrent
             states = () if recurrent is None else tuple(rows.states(index, recurrent) for rows in self._rows)
@@ -118,7 +118,7 @@ class LayerInputs:
         return cos, sin
 
     def _growth(self, growth: QueryGrowth) -> Tensor:
-        """Return the factors of queries [B, 1, S, 1]."""
+        """Return the scaling factors of queries [B, 1, S, 1]."""
         if growth not in self._growths:
             assert self._inputs.position_ids is not None
             with self._graph.scope("query_growth"):
@@ -138,9 +138,9 @@ def _by_section(table: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:
 
 
 class RowInputs:
-    """Adds the caches and states that some rows of a call read, and what all layers share: masks and page tables.
+    """Adds the caches and states that some rows of a call read, and the masks and page tables that layers share.
 
-    others: the call's other rows, whose pools of pages these read, too.
+    others: the call's other rows, whose page pools these rows read too.
     """
 
     def __init__(
@@ -170,14 +170,14 @@ class RowInputs:
         self._chunks: dict[int, TokenChunk] = {}
 
     def states(self, index: int, recurrent: RecurrentSpec) -> States:
-        """Return what a layer's recurrent mixer reads, adding the inputs for its states."""
+        """Return the input of a layer's recurrent mixer, adding network inputs for its states."""
         counts = self._inputs.token_counts
         assert counts is not None
         states = {state.name: self._state(index, state) for state in recurrent.states}
         return States(self._inputs.rows, states, counts, self._chunk(counts, recurrent.most_new_tokens or 1))
 
     def _state(self, index: int, state: StateSpec) -> Tensor:
-        """Add the input for a state; a sequence begins with zeros, whatever its slot holds."""
+        """Add the input for a state; it is zeroed where a sequence starts."""
         dtype = FP32 if state.is_fp32 else self._options.dtype
         axes = (self._row_axis, *(Axis("state", size) for size in state.shape))
         name = f"{self._prefix}{state.name}_{index}"
@@ -191,34 +191,34 @@ class RowInputs:
             return select(unsqueeze(self._has_begun, *axes_of_state), past, 0.0)
 
     def _chunk(self, counts: Tensor, most: int) -> TokenChunk:
-        """Return the new tokens of the rows, shared by all layers that take as many.
+        """Return the rows' new tokens, shared by all layers that take as many.
 
-        Rows that decode in a packed call have few: their recurrences need no products for more.
+        Decoding rows in a packed call have few: their recurrences need no products for more.
         """
         size = min(most, MOST_ROW_TOKENS) if isinstance(self._inputs.rows, DecodingRows) else most
         return self._chunks.setdefault(size, TokenChunk(counts, size))
 
     def reach(self, index: int, attention: AttentionSpec) -> Reach:
-        """Return what the rows' tokens attend to in a layer, adding the inputs for its caches."""
+        """Return what the rows' tokens attend to in a layer, adding network inputs for its caches."""
         past, is_in_place = self._past(index, attention), index in self._in_place
         lengths = self._inputs.kv_lengths if self._options.has_native_lengths and not self._prefix else None
         fold = 1 if is_in_place else self._fold(attention)
         return Reach(past, None if is_in_place else self._mask(attention, fold), fold, lengths)
 
     def encoded(self, index: int, cross: CrossSpec) -> Encoded:
-        """Add the inputs for what a layer reads of an encoder."""
+        """Add the inputs for a layer's reads of an encoder's output."""
         heads, head_dim = Axis("key_value_heads", cross.num_attention_heads), Axis("head_dim", cross.head_dim)
         axes = (heads, Axis("encoded", cross.length), head_dim)
         keys, values = (self._of_encoder(f"{name}_{index}", self._options.dtype, axes) for name in ENCODED)
         return Encoded(self._inputs.rows, keys, values, self._mask_of_encoded(cross) if cross.is_padded else None)
 
     def _of_encoder(self, name: str, dtype: DType, axes: tuple[Axis, ...]) -> Tensor:
-        """Add an input for what an encoder made of the rows' requests [B, ...]."""
+        """Add an input for an encoder's output for the rows' requests [B, ...]."""
         feeder: Feeder = "slots" if self._prefix else "encoder"
         return self._graph.take(InputSpec(f"{self._prefix}{name}", dtype.name, (self._row_axis, *axes), feeder))
 
     def _mask_of_encoded(self, cross: CrossSpec) -> Tensor:
-        """Return what is added to scores of an encoder's places [B, 1, 1, length]; its input is all layers'."""
+        """Return the additive mask of an encoder's positions [B, 1, 1, length]; layers share its input."""
         if self._encoded_mask is None:
             is_filled = unsqueeze(self._of_encoder(ENCODED_MASK, INT32, (Axis("encoded", cross.length),)), 1, 2) > 0
             dtype = self._options.dtype
@@ -248,11 +248,11 @@ class RowInputs:
             self._is_appended,
             attention.context.count > 1 and self._options.kv_cache is None,
         )
-        self._pasts[index] = past  # filled when the layer is written, before layers that read it too
+        self._pasts[index] = past  # filled when the layer is written, before layers that share it
         return past
 
     def _scales(self, index: int, attention: AttentionSpec) -> dict[str, float] | None:
-        """Return the scales of a layer's caches in 8 bits by cache; None if it has none."""
+        """Return the scales of a layer's 8-bit caches, by cache; None if they are not 8-bit."""
         kv = self._options.kv_cache
         if kv is None or index not in kv.scales:
             return None
@@ -261,7 +261,7 @@ class RowInputs:
         }
 
     def _layer_caches(self, index: int, attention: AttentionSpec) -> Mapping[str, Tensor]:
-        """Return a layer's caches: of the rows, of every slot, or pools, which are one for all rows."""
+        """Return a layer's caches: of the rows, of every slot, or page pools, which all rows share."""
         options, dtype = self._options, self._options.dtype
         if options.page_tokens is not None and self._others:
             return self._others[0]._caches[index]
@@ -279,7 +279,7 @@ class RowInputs:
         return caches
 
     def _pages(self, index: int, attention: AttentionSpec) -> Pages:
-        """Return what a layer reads where it is; which tokens sequences have is one for all layers."""
+        """Return the pages that a layer reads in place; the sequences' page tables are shared by all layers."""
         inputs = self._inputs
         assert inputs.page_table is not None
         assert inputs.kv_lengths is not None
@@ -294,7 +294,7 @@ class RowInputs:
         return Pages(self._page_rows, pools["key"], pools["value"], attributes)
 
     def _index(self, heads: int) -> CacheIndex | None:
-        """Return where the rows' tokens are in caches of `heads`, for all such layers; None if caches are theirs."""
+        """Return where the rows' tokens are in caches with `heads`, for all such layers; None if caches are per row."""
         table = self._inputs.page_table
         if table is not None and heads not in self._indices:
             with self._graph.scope(f"{self._prefix}page_table"):
@@ -309,14 +309,14 @@ class RowInputs:
         assert inputs.key_positions is not None
         positions, share = self._window(inputs.key_positions), inputs.context.share
         pages = self._graph.elementwise("FLOOR_DIV", positions, page_tokens)
-        size = page_tokens // share.count  # of a page, on this rank
+        size = page_tokens // share.count  # page size on this rank
         columns = positions - pages * page_tokens
         columns = unsqueeze(columns - share.index * size if share.index else columns, 0)
         return index_of_tokens(entries(table, 1, pages), columns, heads, size)
 
     @property
     def _has_guesses(self) -> bool:
-        """Whether they are rows that decode in a packed call, most of them with guesses of a draft head."""
+        """Whether these are decoding rows of a packed call, which mostly include guesses of a draft head."""
         has_head = self._options.fusion is not None or self._options.gives_last_hidden
         return has_head and isinstance(self._inputs.rows, DecodingRows)
 
@@ -324,7 +324,7 @@ class RowInputs:
         """Return how many heads that share keys attend one after the other, as rows of one head.
 
         Otherwise keys and values would be copied for each of them, unless TensorRT knows that rows have one token: then
-        it reads them where they are, by a kernel that takes no folded heads. Rows with guesses have more as a rule.
+        it reads them in place, with a kernel that does not take folded heads. Rows with guesses usually have more.
         """
         if not (self._prefix or self._has_guesses) or attention.has_alibi or attention.relative is not None:
             return 1
@@ -365,13 +365,13 @@ class RowInputs:
         return self._masks[kind]
 
     def _by_distance(self, relative: RelativeSpec) -> Tensor:
-        """Return the scores of every distance in a slot [T, N]; the first layer that has them holds their table."""
+        """Return the score bias of every distance in a slot [T, N]; the first layer that uses it holds the table."""
         with self._graph.scope("attention/relative_bias"):
             buckets = distance_buckets(relative, self._options.max_sequence_length)
             return embedding(self._graph.constant(buckets, "buckets"), self._weights.get("weight"))
 
     def _tree(self, branch_ends: Tensor) -> tuple[Tensor, Tensor]:
-        """Return where new tokens of a tree lie in the cache [B, S], and false where they do not see a key."""
+        """Return the cache positions of a tree's new tokens [B, S], and false for each key that one does not see."""
         if self._branches is None:
             starts = self._inputs.write_indices
             positions = tree_places(starts, branch_ends, self._options.max_sequence_length)
@@ -388,7 +388,7 @@ class RowInputs:
         return self._keys
 
     def _cached_positions(self) -> Tensor:
-        """Return the positions of the keys that attention reads of caches, [1, 1, 1, T]."""
+        """Return the positions of the cached keys that attention reads, [1, 1, 1, T]."""
         if self._cached is None:
             window = self._inputs.key_positions
             if window is None:
@@ -399,11 +399,11 @@ class RowInputs:
 
     @property
     def _cached_length(self) -> int:
-        """How many tokens of each slot linear caches hold on this rank."""
+        """Tokens per slot in linear caches on this rank."""
         return self._inputs.context.linear_length(self._options.max_sequence_length)
 
     def _window(self, positions: Tensor) -> Tensor:
-        """Return those of the first positions, of whole pages, that this rank caches."""
+        """Return those of the first positions, in whole pages, that this rank caches."""
         context = self._inputs.context
         if context.is_whole:
             return positions
@@ -416,11 +416,14 @@ class RowInputs:
 
 @dataclass(frozen=True, eq=False)
 class ScheduledRows:
-    """The inputs that say where tokens of some rows stand, of which a network has those that it reads.
+    """Inputs with the positions of some rows' tokens; a network has only those that it reads.
 
-    position_ids, kv_lengths: if a layer attends. key_positions: if attention reads a part of the caches.
-    page_table: if caches are pools of pages. visible_lengths: if tokens of an image see each other.
-    branch_ends: if new tokens form a tree. token_counts: if the model has recurrent states.
+    position_ids, kv_lengths: if a layer attends.
+    key_positions: if attention reads a part of the caches.
+    page_table: if caches are paged.
+    visible_lengths: if tokens of an image attend to each other.
+    branch_ends: if new tokens form a tree.
+    token_counts: if the model has recurrent states.
     context: the positions that caches hold.
     """
 
@@ -438,11 +441,12 @@ class ScheduledRows:
 
 @dataclass(frozen=True, eq=False)
 class ScheduledInputs:
-    """The inputs that say where tokens stand, of which a network has those that it reads.
+    """Inputs with the positions of tokens; a network has only those that it reads.
 
-    rows: of each group of a call's rows. position_ids: if positions are looked up: for a rotary embedding, or added to
-    embeddings. rope_position_ids: if the model has M-RoPE.
-    in_place: numbers of the layers that read pages where they are.
+    rows: of each group of a call's rows.
+    position_ids: if positions are looked up, for a rotary embedding or to add to embeddings.
+    rope_position_ids: if the model has M-RoPE.
+    in_place: numbers of the layers that read pages in place.
     """
 
     rows: tuple[ScheduledRows, ...]
@@ -452,7 +456,7 @@ class ScheduledInputs:
 
 
 def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -> ScheduledInputs:
-    """Add the inputs that say where tokens stand."""
+    """Add the inputs with the positions of tokens."""
     ids, new = options.ids_dtype, (TOKENS, ONE) if options.is_packed else (BATCH, NEW_TOKENS)
     has_sections = options.has_rope_positions and any(
         attention.rope is not None and attention.rope.sections for attention in spec.attentions
@@ -480,7 +484,7 @@ def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -
 
 @dataclass(frozen=True)
 class _Reads:
-    """What some layers do: attend, gather cached tokens that they attend to, or read recurrent states."""
+    """Whether some layers attend, gather cached tokens to attend to, or read recurrent states."""
 
     attends: bool
     gathers: bool
@@ -490,7 +494,7 @@ class _Reads:
 def _rows_at_once(
     graph: Graph, options: DecoderOptions, position_ids: Tensor | None, rows: Rows, reads: _Reads
 ) -> ScheduledRows:
-    """Add the inputs of all rows, or of those that decode in a packed call."""
+    """Add the inputs of all rows, or of the decoding rows of a packed call."""
     attends, has_window = reads.attends, options.has_kv_window or options.page_tokens is not None
     starts = _scheduled(graph, "write_indices", INT32, BATCH)
     has_visible, has_tree = options.has_visible_lengths and not options.is_packed, options.has_tree

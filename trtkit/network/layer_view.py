@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class LayerView:
-    """One layer. What reads a parameter that the layer does not have raises the error that `lacks` returns."""
+    """One layer. Reading a parameter that it does not have raises the error from `lacks`."""
 
     node: LayerNode
 
@@ -41,7 +41,7 @@ class LayerView:
         return float(self.attribute(attribute))
 
     def ints(self, attribute: str) -> tuple[int, ...] | None:
-        """Return a list of sizes, None if it comes from an input or was never set."""
+        """Return a list of sizes; None if it comes from an input or was never set."""
         value = self.attribute(attribute)
         return None if value is None else tuple(int(item) for item in value)
 
@@ -55,7 +55,7 @@ class LayerView:
         return tuple(axis for axis in range(mask.bit_length()) if mask >> axis & 1)
 
     def attribute(self, attribute: str) -> Any:
-        """Return a parameter as it is."""
+        """Return a parameter unconverted."""
         if attribute not in self.node.attributes:
             raise self.lacks(attribute)
         return self.node.attributes[attribute]

@@ -1,4 +1,4 @@
-"""Which layers of a decoder can read pages where they are, by the plugin of the custom op PagedAttention."""
+"""Decoder layers that read pages in place, with the plugin of the custom op PagedAttention."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def layers_in_place(spec: DecoderSpec, options: DecoderOptions) -> frozenset[int]:
-    """Return the numbers of the layers whose attention reads pages where they are."""
+    """Return the numbers of the layers whose attention reads pages in place."""
     if not options.has_pages_in_place:
         return frozenset()
     return frozenset(index for index, obstacle in obstacles(spec, options).items() if not obstacle)
 
 
 def obstacles(spec: DecoderSpec, options: DecoderOptions) -> dict[int, str]:
-    """Return what keeps each layer with attention from reading pages where they are, by its number; "" if nothing.
+    """Return why each attention layer cannot read pages in place, by its number; "" if it can.
 
-    Layers that share caches read them alike.
+    Layers that share caches read them the same way.
     """
     attentions = {index: layer.mixer for index, layer in spec.numbered_layers if isinstance(layer.mixer, AttentionSpec)}
     reasons = {index: _obstacle(attention, options) for index, attention in attentions.items()}
@@ -39,7 +39,7 @@ def obstacles(spec: DecoderSpec, options: DecoderOptions) -> dict[int, str]:
 
 
 def op_attributes(attention: AttentionSpec, options: DecoderOptions) -> dict[str, float | str]:
-    """Return the op's attributes but for the caches' scales. A window of a whole slot is none."""
+    """Return the op's attributes except the caches' scales. A window as long as the slot is left out."""
     window, kv = attention.sliding_window or 0, options.kv_cache
     attributes: dict[str, float | str] = {
         "window": window if window < options.max_sequence_length else 0,
@@ -49,7 +49,7 @@ def op_attributes(attention: AttentionSpec, options: DecoderOptions) -> dict[str
 
 
 def _obstacle(attention: AttentionSpec, options: DecoderOptions) -> str:
-    """Return the first thing that the op or its plugin does not do."""
+    """Return the first requirement that the op or its plugin does not support."""
     features = {
         "latent attention": attention.latent is not None,
         "ALiBi": attention.has_alibi,
@@ -63,7 +63,7 @@ def _obstacle(attention: AttentionSpec, options: DecoderOptions) -> str:
 
 
 def _refusal(attention: AttentionSpec, options: DecoderOptions) -> str:
-    """Return why the plugin cannot take the layer's types or sizes."""
+    """Return why the plugin does not support the layer's types or sizes."""
     from trtkit.network.plugin import refusal
 
     op, dtype = find("PagedAttention"), options.dtype

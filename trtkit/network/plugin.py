@@ -1,7 +1,7 @@
 """Custom ops as TensorRT's quickly deployable plugins: a Triton kernel, compiled into the engine.
 
-Written against `tensorrt.plugin` of TensorRT 11.4, which is handed in as a module: it does not load without
-TensorRT's library. What is not TensorRT's own is in plain functions here and in the ops' `kernel.py`.
+Written against `tensorrt.plugin` of TensorRT 11.4, which is passed in as a module, since it does not load without
+TensorRT's library. Everything independent of TensorRT is in plain functions here and in the ops' `kernel.py`.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ if TYPE_CHECKING:
     from trtkit.network.custom_op import CustomOp
 
 Sizes = list[Any]
-"""A shape: numbers, and `Size` where TensorRT knows the size at run time only."""
+"""A shape: numbers, and `Size` for sizes that TensorRT knows only at run time."""
 
 
 def _anything(facts: Sequence[Fact], attributes: Any) -> None:
-    """Refuse nothing."""
+    """Accept everything."""
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """What a plugin needs beyond the op and its kernel.
+    """What a plugin needs in addition to the op and its kernel.
 
-    inputs: names; all are given. types: of each input and then of each output, in TensorRT's words: `FP32|FP16` for
-    the data type, the same for all of them, `FP32` for coordinates; or a function of the attributes that returns them.
-    data: the input whose type is the data type.
-    shapes: the outputs' from the inputs' and the attributes. limits: raises Refusal for what the kernel cannot do.
-    defaults: what the last inputs are given if they are optional and missing, in the data type: arrays of the facts
-        of the others.
+    inputs: names; all are given.
+    types: of each input and then of each output, in TensorRT's notation: `FP32|FP16` for the data type, the same for
+        all of them, `FP32` for coordinates; or a function of the attributes that returns them.
+    data: the input that determines the data type.
+    shapes: the outputs' from the inputs' and the attributes.
+    limits: raises Refusal for what the kernel does not support.
+    defaults: values of the last inputs if they are optional and missing, in the data type: arrays from the facts of the
+        others.
     """
 
     inputs: tuple[str, ...]
@@ -55,18 +57,21 @@ class Plugin:
     defaults: tuple[Callable[[Sequence[Fact]], Array], ...] = ()
 
     def types_of(self, attributes: Any) -> tuple[str, ...]:
-        """Return the types of the inputs and then of the outputs, in TensorRT's words."""
+        """Return the types of the inputs and then of the outputs, in TensorRT's notation."""
         return self.types(attributes) if callable(self.types) else self.types
 
     def missing(self, facts: Sequence[Fact]) -> list[Array]:
-        """Return what represents the last inputs, after those of these facts. Too few are left too few."""
+        """Return default values for the missing last inputs, given the facts of the others.
+
+        Too few inputs stay too few.
+        """
         absent = len(self.inputs) - len(facts)
         return [default(facts) for default in self.defaults[-absent:]] if 0 < absent <= len(self.defaults) else []
 
 
 @dataclass(frozen=True)
 class Size:
-    """TensorRT's expression of a size. It takes a number on either side, as TensorRT's own does not."""
+    """TensorRT's expression of a size. Unlike TensorRT's own, it takes numbers on either side."""
 
     expression: Any
 
@@ -87,7 +92,7 @@ def ceil_div(trtp: Any, value: Any, divisor: int) -> Any:
 
 
 def attribute_types(op: CustomOp) -> dict[str, Any]:
-    """Return the types that TensorRT is told of the op's attributes: lists are arrays."""
+    """Return the types of the op's attributes as declared to TensorRT: lists are arrays."""
     hints = typing.get_type_hints(op.attributes)
     return {name: _attribute_type(hint) for name, hint in hints.items()}
 
@@ -100,7 +105,7 @@ def attributes_of(op: CustomOp, values: Mapping[str, Any]) -> Any:
 
 
 def attributes_for(op: CustomOp, attributes: object) -> dict[str, object]:
-    """Return the op's attributes as TensorRT takes them: every one, lists as arrays."""
+    """Return the op's attributes for TensorRT: every one, lists as arrays."""
     return {
         name: np.array(value, np.int32 if type_.__args__[1].__args__[0] is np.int32 else np.float32)
         if isinstance(value := getattr(attributes, name), tuple)
@@ -110,12 +115,12 @@ def attributes_for(op: CustomOp, attributes: object) -> dict[str, object]:
 
 
 def compute_capability(present: int) -> int:
-    """Return the newest one that kernels are compiled for and a GPU can run."""
+    """Return the newest compute capability that kernels are compiled for and a GPU can run."""
     return max(known for known in COMPUTE_CAPABILITIES if known <= present)
 
 
 def refusal(op: CustomOp, facts: Sequence[Fact | None], attributes: Any) -> str:
-    """Return why the op's plugin cannot take these inputs, so that its lowering stays; "" where it can."""
+    """Return why the op's plugin does not support these inputs, so that the op is lowered; "" if it does."""
     if not op.has_part("plugin"):
         return "it has no plugin"
     plugin: Plugin = op.part("plugin").PLUGIN
@@ -134,7 +139,7 @@ def refusal(op: CustomOp, facts: Sequence[Fact | None], attributes: Any) -> str:
 
 
 def _check_limits(plugin: Plugin, facts: Sequence[Fact], attributes: Any) -> None:
-    """Raise Refusal for what the kernel cannot do; kernels count elements in int32."""
+    """Raise Refusal for what the kernel does not support; kernels index elements with int32."""
     shapes = [fact.shape for fact in facts]
     is_known = all(-1 not in shape for shape in shapes)
     for shape in [*shapes, *(plugin.shapes(shapes, attributes) if is_known else ())]:
@@ -144,15 +149,14 @@ def _check_limits(plugin: Plugin, facts: Sequence[Fact], attributes: Any) -> Non
 
 
 def type_of(types: str, data: DType) -> DType:
-    """Return the type that TensorRT's words `FP32|FP16`, `INT32` mean when the data type is this one."""
+    """Return the type that TensorRT's notation `FP32|FP16`, `INT32` means for this data type."""
     return data if "|" in types else dtype_of(types.lower())
 
 
 def define(trtp: Any, op: CustomOp, capability: int) -> str:
     """Register the op's plugin with `trtp`, the module `tensorrt.plugin`; return its id, `trtkit::Op`.
 
-    capability: of the GPU that the engine is for, as 10 * major + minor. A process registers an op once: later calls
-    do nothing.
+    capability: of the engine's GPU, as 10 * major + minor. A process registers an op once; later calls do nothing.
     """
     plugin: Plugin = op.part("plugin").PLUGIN
     name = f"{DOMAIN}::{op.name}"
@@ -201,7 +205,7 @@ def _output_descs(trtp: Any, plugin: Plugin, inputs: Sequence[Any], attributes: 
 
 
 def _compiled(trtp: Any, op: CustomOp, inputs: Sequence[Any], attributes: Any, capability: int) -> tuple[Any, ...]:
-    """Return the kernel's name, its PTX, how it starts and its int32 arguments. inputs: their descriptions.
+    """Return the kernel's name, its PTX, its launch and its int32 arguments. inputs: their descriptions.
 
     Raises Refusal above the plugin's limits.
     """
@@ -217,7 +221,7 @@ def _compiled(trtp: Any, op: CustomOp, inputs: Sequence[Any], attributes: Any, c
 
 
 def sizes_of(desc: Any) -> Sizes:
-    """Return a tensor's shape from its TensorDesc: a number where it is known, else TensorRT's expression."""
+    """Return a tensor's shape from its TensorDesc: numbers if known, else TensorRT's expressions."""
     return [
         size if size >= 0 else Size(expression) for size, expression in zip(desc.shape, desc.shape_expr, strict=True)
     ]
@@ -252,7 +256,7 @@ def _signed(function: Callable[..., Any], parameters: Sequence[tuple[str, Any]],
 
 
 def _attribute_type(hint: Any) -> Any:
-    """Return a built-in type, or an array's where the attribute is a tuple."""
+    """Return a built-in type, or an array's if the attribute is a tuple."""
     if typing.get_origin(hint) is not tuple:
         return hint
     inner = typing.get_args(hint)[0]

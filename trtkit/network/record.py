@@ -1,6 +1,6 @@
 """A described network as data: inputs, outputs, and every layer with shapes, weights, FLOPs and bytes.
 
-Kept as a bundle's `network.json`, so it is read strictly: whoever wrote that may not be trtkit.
+It is stored as a bundle's `network.json` and read strictly, since trtkit may not have written that file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TensorRecord:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole tensor, 0 where a size is unknown."""
+        """Bytes of the whole tensor; 0 if a size is unknown."""
         return 0 if min(self.shape, default=0) < 0 else DTYPES[self.dtype].size_bytes(math.prod(self.shape))
 
 
@@ -69,8 +69,8 @@ class Totals:
 class NetworkRecord:
     """A whole network. shapes: the input shapes at which sizes, FLOPs and bytes were counted.
 
-    vision: the network of the vision tower next to a language model's. quantization: which layers the network API wrote
-    quantized, and how; None if it wrote none. Q/DQ that an ONNX file brings are layers like any other.
+    vision: the network of a language model's vision tower. quantization: the layers that the network API wrote
+    quantized, and how; None if it wrote none. Q/DQ from an ONNX file are ordinary layers.
     """
 
     inputs: tuple[TensorRecord, ...]
@@ -81,11 +81,11 @@ class NetworkRecord:
     quantization: QuantizedModel | None = None
 
     def with_quantization(self, layers: Mapping[str, LayerForm], kv_cache: CacheFormat | None = None) -> NetworkRecord:
-        """Return the record with how the writer quantized layers, by path, and caches."""
+        """Return the record with the writer's quantization of layers, by path, and of caches."""
         return replace(self, quantization=QuantizedModel(dict(layers), kv_cache) if layers or kv_cache else None)
 
     def totals(self) -> Totals:
-        """Return counts and sums over all layers, those of `vision` aside."""
+        """Return counts and sums over all layers, without those of `vision`."""
         weights: Counter[str] = Counter()
         for layer in self.layers:
             weights.update(layer.weight_bytes)
@@ -116,7 +116,7 @@ def record_from_json(data: Any) -> NetworkRecord:
 
 
 def join_totals(parts: Iterable[Totals]) -> Totals:
-    """Return the counts and sums of several networks together."""
+    """Return the sums of several networks' counts."""
     known = list(parts)
     types, weights = Counter[str](), Counter[str]()
     for part in known:
@@ -132,7 +132,7 @@ def join_totals(parts: Iterable[Totals]) -> Totals:
 
 
 def join_records(records: Iterable[NetworkRecord], inputs: Iterable[str], outputs: Iterable[str]) -> NetworkRecord:
-    """Return one record of several networks. inputs, outputs: the names of the model's own."""
+    """Return the joined record of several networks. inputs, outputs: names of the model's own."""
     known = list(records)
     models = [record.quantization for record in known if record.quantization is not None]
     quantized = {path: form for model in models for path, form in model.layers.items()}

@@ -23,8 +23,8 @@ Table = np.ndarray[Any, np.dtype[np.float64]]
 def rope_tables(rope: RopeSpec, length: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return cosines and sines [length, dim / 2] in fp32 for positions from 0.
 
-    Methods that depend on the sequence's length (dynamic, longrope) take `length`, the longest that the engine
-    serves: keys in a cache cannot be turned again when a sequence grows.
+    Methods that depend on the sequence's length (dynamic, longrope) use `length`, the longest that the engine serves:
+    cached keys cannot be rotated again when a sequence grows.
     """
     frequencies, factor = _METHODS[rope.scaling](rope, length)
     frequencies = -frequencies if rope.is_reversed else frequencies
@@ -33,13 +33,13 @@ def rope_tables(rope: RopeSpec, length: int) -> tuple[np.ndarray[Any, Any], np.n
 
 
 def counted_length(rope: RopeSpec, length: int) -> int:
-    """Return what tables depend on of the longest sequence: engines for which this is the same turn positions alike."""
+    """Return the maximum length as far as tables depend on it: engines with equal values rotate positions alike."""
     lengths = {"dynamic": max(length, rope.max_position_embeddings), "longrope": int(length > original_length(rope))}
     return lengths.get(rope.scaling, 0)
 
 
 def section_axes(rope: RopeSpec) -> NDArray[np.int64]:
-    """Return by which position each pair turns [dim / 2]: 0 for time, 1 for height, 2 for width (M-RoPE)."""
+    """Return the axis whose position rotates each pair, [dim / 2]: 0 for time, 1 for height, 2 for width (M-RoPE)."""
     if not rope.are_sections_interleaved:
         return np.repeat(np.arange(len(rope.sections)) % 3, rope.sections)
     axes = np.zeros(rope.dim // 2, np.int64)
@@ -49,9 +49,9 @@ def section_axes(rope: RopeSpec) -> NDArray[np.int64]:
 
 
 def distance_buckets(relative: RelativeSpec, count: int) -> NDArray[np.int32]:
-    """Return the bucket of each distance back from 0: [count]. The first half of them hold one distance each.
+    """Return the bucket of each distance back from 0: [count]. Each of the first half holds a single distance.
 
-    Source: transformers, `T5Attention._relative_position_bucket`, whose arithmetic in fp32 decides at edges.
+    Source: transformers, `T5Attention._relative_position_bucket`, whose fp32 arithmetic decides at the boundaries.
     """
     distances, exact = np.arange(count), relative.buckets // 2
     growth = np.log(np.maximum(distances, 1).astype(np.float32) / np.float32(exact))
@@ -61,7 +61,7 @@ def distance_buckets(relative: RelativeSpec, count: int) -> NDArray[np.int32]:
 
 
 def query_growth_table(growth: QueryGrowth, count: int) -> NDArray[np.float32]:
-    """Return the factors of queries at positions from 0: [count, 1].
+    """Return the scaling factors of queries at positions from 0: [count, 1].
 
     Source: https://arxiv.org/abs/2501.19399; transformers, modeling_llama4.py and modeling_ministral3.py.
     """
@@ -98,7 +98,7 @@ def _dynamic(rope: RopeSpec, length: int) -> tuple[Table, float]:
 
 
 def _llama3(rope: RopeSpec, _length: int) -> tuple[Table, float]:
-    """Divide low frequencies by a factor, keep high ones, blend between. HF: `_compute_llama3_parameters`."""
+    """Divide low frequencies by a factor, keep high ones, interpolate between. HF: `_compute_llama3_parameters`."""
     plain = _plain(rope)
     low, high = _number(rope, "low_freq_factor", 1.0), _number(rope, "high_freq_factor", 4.0)
     turns = _number(rope, "original_max_position_embeddings", 8192) * plain / (2 * math.pi)
@@ -107,7 +107,7 @@ def _llama3(rope: RopeSpec, _length: int) -> tuple[Table, float]:
 
 
 def _yarn(rope: RopeSpec, _length: int) -> tuple[Table, float]:
-    """Interpolate the pairs that turn seldom within the original context. Source: https://arxiv.org/abs/2309.00071."""
+    """Interpolate the pairs of low frequency in the original context. Source: https://arxiv.org/abs/2309.00071."""
     factor = _number(rope, "factor", 1.0)
     original = _number(rope, "original_max_position_embeddings", rope.max_position_embeddings)
 
@@ -126,7 +126,7 @@ def _yarn(rope: RopeSpec, _length: int) -> tuple[Table, float]:
 
 
 def _yarn_factor(rope: RopeSpec, factor: float) -> float:
-    """Return the factor of cosines and sines that keeps attention's temperature."""
+    """Return the factor of cosines and sines that scales attention's temperature."""
     mscale, mscale_all_dim = _number(rope, "mscale", 0.0), _number(rope, "mscale_all_dim", 0.0)
     both = (yarn_growth(factor, weight) for weight in (mscale, mscale_all_dim))
     inferred = next(both) / next(both) if mscale and mscale_all_dim else yarn_growth(factor)
@@ -143,7 +143,7 @@ def _longrope(rope: RopeSpec, length: int) -> tuple[Table, float]:
 
 
 def _proportional(rope: RopeSpec, _length: int) -> tuple[Table, float]:
-    """Let only the first pairs of the whole head turn. HF: `_compute_proportional_rope_parameters`."""
+    """Rotate only the first pairs of the whole head. HF: `_compute_proportional_rope_parameters`."""
     turned = int(_number(rope, "partial_rotary_factor", 1.0) * rope.dim // 2)
     frequencies = _plain(rope) / _number(rope, "factor", 1.0)
     frequencies[turned:] = 0

@@ -1,4 +1,4 @@
-"""What a model's network and its draft head's have in common: what goes between them, and the tokens of both."""
+"""The interface of a model's network and its draft head's: the tensors between them, and the tokens of both."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from trtkit.network.host_array import Array
 
 DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN = "draft_hidden_states", "next_draft_hidden_states"
-"""Hidden states that a draft head reads, and what the model, and a head that goes on from its guesses, give for it."""
+"""Hidden states that a draft head reads, and those that the model, or a head for its next guess, outputs for it."""
 
 
 class _KindNetwork(Protocol):
-    """The `network.py` of a kind of draft heads."""
+    """Interface of the `network.py` of a kind of draft head."""
 
     @staticmethod
     def build_network(
@@ -39,16 +39,16 @@ class _KindNetwork(Protocol):
 def build_speculator(
     graph: Graph, spec: SpeculatorSpec, known: np.ndarray, arrays: Mapping[str, Array], options: DecoderOptions
 ) -> None:
-    """Add a draft head to an empty graph, with the inputs and outputs of its kind.
+    """Add a draft head, with the inputs and outputs of its kind, to an empty graph.
 
-    spec: what the head computes. known: [V'], the model's tokens that it can guess, in its order.
+    spec: of the head. known: [V'], the model's token ids that it can guess, in its order.
     """
     network = cast("_KindNetwork", kind_part(spec.kind, "network"))
     network.build_network(graph, spec, known, arrays, options)
 
 
 def fused(weights: Weights, inputs: Sequence[Tensor], spec: FusionSpec) -> Tensor:
-    """Join hidden states [B, S, D] of the layers that a draft head reads; return what it reads, [B, S, its D]."""
+    """Fuse the hidden states [B, S, D] of several layers into a draft head's input [B, S, its D]."""
     with weights.graph.scope("speculator"):
         states = [inputs[layer] for layer in spec.layers]
         if spec.norm is not None and spec.is_normed_apart:
@@ -60,7 +60,7 @@ def fused(weights: Weights, inputs: Sequence[Tensor], spec: FusionSpec) -> Tenso
 
 
 def of_all_tokens(logits: Tensor, known: np.ndarray, vocab_size: int) -> Tensor:
-    """Return logits [..., V] from those of the tokens `known` [V']; the others are never guessed."""
+    """Return logits [..., V] from those of the tokens `known` [V']; other tokens are never guessed."""
     if len(known) == vocab_size:
         return logits
     rows = np.full(vocab_size, len(known), np.int32)

@@ -1,4 +1,4 @@
-"""Which data types a target's GPUs can compute in."""
+"""Data types that a target's GPUs support."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def capable_of(record: NetworkRecord, compute_capabilities: Sequence[int], features: Features) -> tuple[int, ...]:
-    """Return the compute capabilities that a network is built for: of a target that names none, those with its types.
+    """Return a network's compute capabilities: the target's, or if it names none, those that support its types.
 
-    TensorRT-RTX builds types that not all GPUs have without complaint where none is named, and the engine then fails on
-    some. Empty if all GPUs compute in the network's types. Raises ConfigError if those that the target names do not.
+    Without named GPUs, TensorRT-RTX builds types that only some GPUs support, and the engine fails on the others. Empty
+    if all GPUs support the network's types. Raises ConfigError if the target's GPUs do not.
     """
     names = {tensor.dtype for layer in record.layers for tensor in layer.outputs}
     check_named_types(names, compute_capabilities)
@@ -29,7 +29,7 @@ def capable_of(record: NetworkRecord, compute_capabilities: Sequence[int], featu
 
 
 def check_named_types(names: Collection[str], compute_capabilities: Sequence[int]) -> None:
-    """Refuse types, by name, that GPUs of the target cannot compute in. Raises ConfigError."""
+    """Refuse types, by name, that the target's GPUs do not support. Raises ConfigError."""
     problems = []
     for name in sorted(names):
         needed = _needed([name])

@@ -1,4 +1,4 @@
-"""Collect what TensorRT itself says is wrong with a network."""
+"""Collect TensorRT's own error messages about a network."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from trtkit.backends import list_gpus
 if TYPE_CHECKING:
     from trtkit.backends import Backend
 
-# What a machine without a GPU reports all the time; with one it is the fault.
+# Always reported on a machine without a GPU; with a GPU it is a real error.
 _NOISE = ("cudaError", "Cuda failure", "CUDA initialization")
 
-_MOST_TEXTS = 100  # a warning may repeat for as long as a server runs
+_MOST_TEXTS = 100  # a warning may repeat as long as a server runs
 
 
 def reason_of(error: Any) -> str:
-    """Return what a parser's error says, without the noise of a missing GPU."""
+    """Return a parser error's message, without the noise of a missing GPU."""
     lines = [line for line in error.desc().splitlines() if not _is_noise(line)]
     return "\n".join(lines).removeprefix("Assertion failed: ").strip() or "no reason given"
 
@@ -24,8 +24,8 @@ def reason_of(error: Any) -> str:
 def error_recorder(backend: Backend, *, has_gpu: bool = False) -> Any:
     """Return an IErrorRecorder that keeps descriptions in `texts`, without the noise of a missing GPU.
 
-    It belongs to one network, where a logger is shared by the whole process.
-    has_gpu: whether engines run here, so that nothing is noise; otherwise the driver is queried.
+    It belongs to one network, while a logger is shared by the whole process. has_gpu: whether engines run here, so that
+    nothing is noise; otherwise the driver is queried.
     """
     trt = backend.trt
 

@@ -1,1 +1,1 @@
-"""Estimate which GPUs fit a model, and how fast each can run it at best."""
+"""Planning: which GPUs fit a model, and each one's best-case speed."""

@@ -1,6 +1,6 @@
-"""The job that counts a decoder-only LLM: its real network is written with zeros for weights, and described.
+"""The job that counts a decoder-only LLM: its real network is written with zero weights, and described.
 
-All weights share one piece of memory that nobody touches, so a model of any size is counted in a few hundred MiB, and
+All weights share one block of memory that is never touched, so a model of any size is counted in a few hundred MiB,
 from its config alone.
 """
 
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
 
 Json = dict[str, Any]
-# How far apart the two cached lengths lie that counts are taken at.
+# Distance between the two cached lengths at which counts are taken.
 _STEP = 8
-# Periods of layers that are counted, and once more with one besides, of those that come again and again.
+# Periods of repeated layers that are counted; they are counted again with one period more.
 _FEW = 2
 _BLOCK_NUMBER = re.compile(r"^layers\.(\d+)\.")
 _BLOCK = re.compile(r"^layers\.\d+/")
@@ -67,15 +67,15 @@ _ATTENTION_GROUPS = {
 def count_decoder(request: CountRequest, context: JobContext) -> NetworkCounts:
     """Count the network of a config.
 
-    Caches are linear; `NetworkCounts.with_gathered_pages` is what pages change. If the network takes a limited number
-    of new tokens, counts are exact for one and for that many, and for multiples what so many calls take; layers of
-    which some numbers grow with its square or cube lie on a line between.
+    Caches are linear; `NetworkCounts.with_gathered_pages` applies the change for pages. If the network accepts a
+    limited number of new tokens, counts are exact for one token and for that number, and for multiples of it they are
+    those of as many calls; in between, layers whose cost grows with its square or cube are interpolated linearly.
     """
     backend, spec = load_backend(request.backend), decoder_spec(request.fields, request.where)
     options, first = network_options(resolve(request.config)), _first_length(spec, request.length)
     lora = llm_options(request.config).lora
     adapted, ranks = (frozenset[str](), 0) if lora is None else (adapted_layers(spec, lora), lora.max_rank_sum)
-    # Counts are multilinear; a packed call computes the logits that are read, see `PackedRoom`.
+    # Counts are multilinear; a packed call computes only the logits that are read, see `PackedRoom`.
     plain = replace(
         options,
         has_all_logits=options.has_all_logits and not is_packed(request.config),
@@ -113,7 +113,7 @@ def count_decoder(request: CountRequest, context: JobContext) -> NetworkCounts:
 
 
 class _Repeats(NamedTuple):
-    """`period` layers that come `times` times, up to the last layer. start: layers before them."""
+    """`period` layers that repeat `times` times, up to the last layer. start: number of layers before them."""
 
     start: int
     period: int
@@ -121,9 +121,9 @@ class _Repeats(NamedTuple):
 
 
 def _repeats(spec: DecoderSpec, quantized: QuantizedModel, deepstack: int = 0) -> _Repeats:
-    """Return how layers come again up to the last; of several periods, the one by which fewest are counted.
+    """Return how layers repeat up to the last one; among several periods, the one that needs the fewest layers counted.
 
-    deepstack: layers, the first, after which vectors of images are added.
+    deepstack: number of first layers after which image vectors are added.
     """
     forms: dict[str, dict[str, object]] = defaultdict(dict)
     for name, form in quantized.layers.items():
@@ -144,10 +144,10 @@ def _repeats(spec: DecoderSpec, quantized: QuantizedModel, deepstack: int = 0) -
 def _with_repeats(
     repeats: _Repeats, costs_of: Callable[[int], Iterable[tuple[Point, NetworkCost]]], context: JobContext
 ) -> dict[Point, NetworkCost] | None:
-    """Return the costs of a network from those of two that have fewer layers; None if layers are few, or not alike.
+    """Return a network's costs extrapolated from two versions with fewer layers; None if layers are few or not alike.
 
-    All that is counted grows by the same with each period; if results that are alive do not stay as large, it may not.
-    costs_of: from a number of layers to what so many, the first, cost at each point.
+    Every count grows by the same amount with each period, unless the sizes of live results change. costs_of: maps a
+    number of first layers to their cost at each point.
     """
     if repeats.times <= 2 * _FEW:
         return None
@@ -175,7 +175,7 @@ def group_of(name: str, kind: str) -> str:
 
 
 def place_of(name: str, kind: str = "") -> str:
-    """Return a layer's name with its block's number left out: `layers.*/mlp/up/matmul`."""
+    """Return a layer's name without its block's number: `layers.*/mlp/up/matmul`."""
     return _BLOCK.sub("layers.*/", layer_of(name, kind))
 
 
@@ -190,7 +190,7 @@ def _product_group(name: str) -> str:
 
 
 def _active_rows(spec: DecoderSpec, options: DecoderOptions) -> ActiveRows | None:
-    """Return the rows of which a step reads those of active neurons only; None if it reads all in every layer."""
+    """Return the rows that a step reads only for active neurons; None if it reads all rows in every layer."""
     mlps = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, MlpSpec)]
     layers: list[tuple[int, int, ActiveBlocks]] = []
     matrices: tuple[str, ...] = ("down",)
@@ -203,7 +203,7 @@ def _active_rows(spec: DecoderSpec, options: DecoderOptions) -> ActiveRows | Non
 
 
 def _mixture(spec: DecoderSpec, options: DecoderOptions, quantized: QuantizedModel) -> Mixture | None:
-    """Return the mixture of which a step reads the chosen experts only; None if it reads all, or layers differ."""
+    """Return the mixture of which a step reads only the chosen experts; None if it reads all, or if layers differ."""
     moes = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, MoeSpec)]
     sizes = {(moe.num_experts, moe.routing.top_k) for moe in moes}
     forms = [form for name, form in quantized.layers.items() if EXPERTS_PATH in name]
@@ -222,7 +222,7 @@ def _mixture(spec: DecoderSpec, options: DecoderOptions, quantized: QuantizedMod
 
 
 def _first_length(spec: DecoderSpec, length: int) -> int:
-    """Return a short cached length of the same kind as `length`: longer than the same windows."""
+    """Return a short cached length of the same kind as `length`: it exceeds the same windows."""
     windows = [attention.sliding_window or 0 for attention in spec.attentions]
     first = max([window for window in windows if window < length] + [spec.most_new_tokens or 0]) + _STEP
     positions = spec.embedding.positions
@@ -231,16 +231,16 @@ def _first_length(spec: DecoderSpec, length: int) -> int:
 
 
 def _network(backend: Backend, spec: DecoderSpec, options: DecoderOptions, quantized: QuantizedModel) -> Graph:
-    """Write the network with zeros for weights."""
+    """Write the network with zero weights."""
     graph = Graph(backend)
     build_decoder(graph, spec, _zeros(spec, options.dtype, quantized), options)
     return graph
 
 
 def _zeros(spec: DecoderSpec, dtype: DType, quantized: QuantizedModel) -> Mapping[str, Any]:
-    """Return zeros for every weight, all in the same memory, which the system does not provide until it is read.
+    """Return zeros for every weight, all in the same memory, which the system does not allocate until it is read.
 
-    Scales of quantized matrices have memory of their own.
+    Scales of quantized matrices have their own memory.
     """
     import ml_dtypes
     import numpy as np
@@ -260,7 +260,7 @@ def _zeros(spec: DecoderSpec, dtype: DType, quantized: QuantizedModel) -> Mappin
 
 
 def _record(backend: Backend, graph: Graph, point: Point, ranks: int) -> NetworkRecord:
-    """Return the network's record at (B, S, T); T is the network's own, and all that attention reads.
+    """Return the network's record at (B, S, T); T is the network's window, all of which attention reads.
 
     ranks: of resident adapters.
     """
@@ -270,10 +270,10 @@ def _record(backend: Backend, graph: Graph, point: Point, ranks: int) -> Network
 
 
 def as_quantized(record: NetworkRecord, cache: str | None) -> NetworkRecord:
-    """Return the record with caches in the type `cache`, where it has one, and with products by fp4 in fp4.
+    """Return the record with caches in the type `cache`, if given, and with fp4 inputs for products with fp4 matrices.
 
-    The network with caches in eight bits attends to new keys after the cached ones, which is no more work: here its
-    caches hold both, as all others do. fp4 inputs were written as fp8: see `LayerForm.matrix`.
+    The network with 8-bit caches attends to new keys after the cached ones, which is the same amount of work: here its
+    caches hold both, as in all other networks. fp4 inputs were written as fp8: see `LayerForm.matrix`.
     """
     types = dict.fromkeys(_fp4_inputs(record), "fp4")
     if cache is not None:
@@ -284,7 +284,7 @@ def as_quantized(record: NetworkRecord, cache: str | None) -> NetworkRecord:
 
 
 def read_bytes(record: NetworkRecord, dtype: DType) -> list[int]:
-    """Return, by layer, the bytes of keys and values that attention reads in `dtype`, from caches in low precision."""
+    """Return, by layer, the bytes of keys and values that attention reads in `dtype` from low-precision caches."""
     caches = _caches(record)
     return [
         sum(dtype.size_bytes(math.prod(tensor.shape)) for tensor in layer.inputs if tensor.name in caches)
@@ -301,7 +301,7 @@ def _caches(record: NetworkRecord) -> set[str]:
 
 
 def _fp4_inputs(record: NetworkRecord) -> set[str]:
-    """Return the quantized inputs of products with matrices in fp4."""
+    """Return the quantized inputs of products with fp4 matrices."""
     codes = {layer.outputs[0].name: layer.inputs[0] for layer in record.layers if layer.type == "DEQUANTIZE"}
     pairs = [
         [codes.get(tensor.name) for tensor in layer.inputs[:2]]
@@ -312,7 +312,7 @@ def _fp4_inputs(record: NetworkRecord) -> set[str]:
 
 
 def _layer(layer: LayerRecord, types: Mapping[str, str], cache: str | None) -> LayerRecord:
-    """Return a layer with tensors in other types; what is written to a cache in the cache's."""
+    """Return a layer with tensors in other types; data written to a cache has the cache's type."""
     own_types = dict(types)
     if cache is not None and layer.type == "KV_CACHE_UPDATE":
         own_types[layer.inputs[1].name] = cache

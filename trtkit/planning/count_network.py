@@ -1,4 +1,4 @@
-"""Count a network that comes through ONNX, or a hybrid's: parsed by TensorRT, described at two batch sizes."""
+"""Counting of a network from ONNX, or of a hybrid: parsed by TensorRT and described at two batch sizes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ATTENTION_ENDS = re.compile(r"_Attention(Input|Output)$")
 
 @dataclass(frozen=True)
 class CountedNetwork:
-    """A network's counts as functions of the batch. batches: the smallest and largest of its first profile."""
+    """A network's counts as functions of the batch. batches: the smallest and largest in its first profile."""
 
     counts: NetworkCounts
     batches: tuple[int, int]
@@ -46,7 +46,7 @@ class CountedNetwork:
 
 
 def count_config(config: ModelConfig, folder: Path, runner: Runner) -> CountedNetwork:
-    """Count a config's network in an empty `folder`; a hybrid's at its `opt` shapes only."""
+    """Count a config's network in an empty `folder`; a hybrid only at its `opt` shapes."""
     inputs = gather_inputs(config, runner)
     if inputs.model.spec is not None:
         written = write_stages(inputs, folder, runner, builds=False)
@@ -56,7 +56,7 @@ def count_config(config: ModelConfig, folder: Path, runner: Runner) -> CountedNe
 
 
 def count_bundle(bundle: Bundle, runner: Runner) -> CountedNetwork:
-    """Count a vision bundle's network; a hybrid's as it was described when it was built."""
+    """Count a vision bundle's network; a hybrid at the shapes recorded when it was built."""
     record = bundle.network_record()
     if not bundle.is_one_file:
         return _at_one_batch(record, bundle.manifest.profiles)
@@ -64,14 +64,14 @@ def count_bundle(bundle: Bundle, runner: Runner) -> CountedNetwork:
 
 
 def _bundle_request(bundle: Bundle, shapes: Mapping[str, Sequence[int]]) -> StageRequest:
-    """Return the request that describes a bundle's only stage at `shapes`."""
+    """Return the request to describe a bundle's only stage at `shapes`."""
     manifest, (stage,) = bundle.manifest, bundle_stages(bundle)
     stage = replace(stage, opt_shapes={name: tuple(shape) for name, shape in shapes.items()})
     return stage_request(manifest.config, manifest.target, manifest.backend.name, stage, bundle.path)
 
 
 def _counted(request: StageRequest, runner: Runner) -> CountedNetwork:
-    """Describe at the smallest and the largest batch of the first profile."""
+    """Describe the network at the smallest and the largest batch of the first profile."""
     first, opt = next(iter(request.stage.profiles), {}), request.stage.opt_shapes
     low, high = _batch_range(first)
     costs = {}
@@ -87,7 +87,7 @@ def _counted(request: StageRequest, runner: Runner) -> CountedNetwork:
 def count_layers(bundle: Bundle, shapes: Mapping[str, Sequence[int]], runner: Runner) -> NetworkCounts | None:
     """Count every layer of a vision bundle's network at exactly these input shapes, whatever point is requested.
 
-    None for a hybrid at other shapes than it was described at when it was built.
+    None for a hybrid at shapes other than those recorded when it was built.
     """
     known = bundle.network_record()
     if known.shapes != {name: tuple(shape) for name, shape in shapes.items()}:
@@ -98,7 +98,7 @@ def count_layers(bundle: Bundle, shapes: Mapping[str, Sequence[int]], runner: Ru
 
 
 def layer_of(name: str, _kind: str) -> str:
-    """Return the layer's own name as its group; attention is two layers of TensorRT's and one of anyone else's."""
+    """Return the layer's own name as its group; attention is two layers in TensorRT and one elsewhere."""
     return _ATTENTION_ENDS.sub("", name)
 
 
@@ -108,25 +108,25 @@ def group_of(_name: str, kind: str) -> str:
 
 
 def _at_one_batch(record: NetworkRecord, profiles: Sequence[ResolvedProfile]) -> CountedNetwork:
-    """Return counts at the shapes that a network was described at; they hold for that batch alone."""
+    """Return counts at the shapes that a network was described at; they are valid for that batch only."""
     batch = _batch_of(record.shapes, next(iter(profiles), {}))
     return CountedNetwork(counts_of({batch: network_cost(record, group_of)}, fit_batch), (batch, batch), record.shapes)
 
 
 def _batch_range(profile: ResolvedProfile) -> tuple[int, int]:
-    """Return the range of the inputs' first axis, 1 to 1 if it does not vary."""
+    """Return the range of the inputs' first axis; 1 to 1 if it is fixed."""
     ranges = [(shape.min[0], shape.max[0]) for shape in profile.values() if shape.min]
     varying = [(low, high) for low, high in ranges if low != high]
     return varying[0] if varying else (1, 1)
 
 
 def _with_batch(shape: Shape, ranges: ProfileShapes | None, batch: int) -> Shape:
-    """Return a shape with its first axis at `batch`, if the profile lets that vary."""
+    """Return a shape with its first axis set to `batch`, if the profile allows it."""
     varies = ranges is not None and bool(shape) and ranges.min[0] != ranges.max[0]
     return (batch, *shape[1:]) if varies else shape
 
 
 def _batch_of(shapes: Mapping[str, Shape], profile: ResolvedProfile) -> int:
-    """Return the batch that a record was made at."""
+    """Return the batch of a record's shapes."""
     varying = [name for name, shape in profile.items() if shape.min and shape.min[0] != shape.max[0]]
     return shapes[varying[0]][0] if varying and varying[0] in shapes else 1

@@ -1,4 +1,4 @@
-"""What a model costs, as exact functions of batch, new tokens and cached tokens."""
+"""A model's costs as exact functions of batch, new tokens and cached tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trtkit.planning.traffic import GroupCost, NetworkCost
 
 Point = tuple[int, int, int]
-"""Batch B, new tokens of each sequence S, cached tokens of each slot T."""
+"""Batch B, new tokens per sequence S, cached tokens per slot T."""
 
 _POWERS: tuple[Point, ...] = tuple((b, s, t) for b, s, t in product((0, 1), repeat=3))
 
@@ -27,21 +27,21 @@ _POWERS: tuple[Point, ...] = tuple((b, s, t) for b, s, t in product((0, 1), repe
 class Multilinear:
     """Coefficients of 1, T, S, S T, B, B T, B S, B S T.
 
-    Every tensor's volume has each of the three as a factor at most once, so a count is a sum of eight monomials,
-    and eight measured values give all of them.
+    Each of the three is a factor of a tensor's volume at most once, so a count is a sum of eight monomials, and eight
+    measured values determine all of them.
     """
 
     coefficients: tuple[int, ...] = (0,) * 8
 
     def at(self, *points: Point) -> int:
-        """Return the value at (B, S, T), or that of a step with several such parts: what does not grow counts once."""
+        """Return the value at (B, S, T), or for a step with several such parts, where the constant term counts once."""
         value, t, s, s_t, b, b_t, b_s, b_s_t = self.coefficients
         for B, S, T in points:
             value += t * T + s * S + s_t * S * T + B * (b + b_t * T + b_s * S + b_s_t * S * T)
         return value
 
     def scaled(self, factor: Fraction) -> Multilinear:
-        """Return the count times a factor, each coefficient rounded."""
+        """Return the count times a factor, with rounded coefficients."""
         return Multilinear(tuple(round(coefficient * factor) for coefficient in self.coefficients))
 
     def __add__(self, other: Multilinear) -> Multilinear:
@@ -60,7 +60,7 @@ def total(parts: Sequence[Multilinear]) -> Multilinear:
 def sample_points(first: Point, step: int = 1, new_step: int = 1) -> tuple[Point, ...]:
     """Return the eight corners that `fit` needs.
 
-    step, new_step: how far the second cached length lies from the first, and the second number of new tokens.
+    step, new_step: differences between the two cached lengths, and between the two numbers of new tokens.
     """
     B, S, T = first
     steps = (1, new_step, step)
@@ -70,7 +70,7 @@ def sample_points(first: Point, step: int = 1, new_step: int = 1) -> tuple[Point
 
 
 def fit(values: Mapping[Point, int]) -> Multilinear:
-    """Return the only multilinear function through eight corners. They must be those of one box."""
+    """Return the only multilinear function through eight corners, which must be those of one box."""
     axes = [sorted({point[axis] for point in values}) for axis in range(3)]
     table = {power: values[_corner(axes, power)] for power in _POWERS}
     for axis in range(3):
@@ -84,7 +84,7 @@ def fit(values: Mapping[Point, int]) -> Multilinear:
 
 
 def fit_batch(values: Mapping[int, int]) -> Multilinear:
-    """Return the line through the values at two batch sizes; a constant where there is one."""
+    """Return the line through the values at two batch sizes; a constant for a single one."""
     (low, first), *rest = sorted(values.items())
     if not rest:
         return Multilinear((first, *(0,) * 7))
@@ -107,19 +107,19 @@ def _raised(power: Point, axis: int) -> Point:
 
 _Point = TypeVar("_Point")
 FEED_FORWARD = "mlp"
-"""The group of products of feed-forward parts without experts."""
+"""Group of matrix products in feed-forward blocks without experts."""
 EXPERTS = "experts"
-"""The group of all that is done for each expert."""
+"""Group of all work that is done per expert."""
 PAGE_COPIES, WINDOW_COPIES = "page copies", "window copies"
-"""The group of copies of pages."""
+"""Groups of page copies and of window copies."""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Experts of which a step reads the chosen ones only.
+    """Experts of which a step reads only the chosen ones.
 
-    copied_bytes: of copies of all experts of the largest layer. growth: bytes of a copy for each byte that is stored.
-    Groups and bytes of `NetworkCounts` are those of a step that reads all experts.
+    copied_bytes: of copies of all experts in the largest layer. growth: bytes of a copy per stored byte. Groups and
+    bytes of `NetworkCounts` are those of a step that reads all experts.
     """
 
     num_experts: int
@@ -128,9 +128,10 @@ class Mixture:
     growth: float = 1.0
 
     def share(self, *points: Point) -> Fraction:
-        """Return which share of the experts a step reads, at (B, S, T) or with several such parts.
+        """Return the share of the experts that a step reads, at (B, S, T) or with several such parts.
 
-        As many as its tokens have choices, at most all: the network reads an expert again for each that chooses it.
+        It is the number of its tokens' choices, at most all experts: an expert is read again for each token that
+        chooses it.
         """
         choices = self.top_k * sum(B * S for B, S, _ in points)
         return Fraction(min(choices, self.num_experts), self.num_experts)
@@ -138,10 +139,10 @@ class Mixture:
 
 @dataclass(frozen=True)
 class ActiveRows:
-    """Rows of `up` and `down` of which a step reads those of active neurons only.
+    """Rows of `up` and `down` that a step reads only for active neurons.
 
-    layers: by layer, the bytes of all rows, how many blocks they are, and which of them a step reads. matrices: that
-    the rows are of, by name.
+    layers: by layer, the bytes of all rows, the number of their blocks, and which of these a step reads. matrices:
+    names of the matrices with these rows.
     """
 
     layers: tuple[tuple[int, int, ActiveBlocks], ...]
@@ -149,16 +150,16 @@ class ActiveRows:
 
     @property
     def size_bytes(self) -> int:
-        """All rows."""
+        """Bytes of all rows."""
         return sum(size for size, _, _ in self.layers)
 
     @property
     def bends_at(self) -> int:
-        """New tokens from which on every layer reads all rows."""
+        """Number of new tokens from which every layer reads all rows."""
         return 1 + max(active.most_tokens(blocks) for _, blocks, active in self.layers)
 
     def share(self, *points: Point) -> Fraction:
-        """Return which share of the rows a step reads, at (B, S, T) or with several such parts."""
+        """Return the share of the rows that a step reads, at (B, S, T) or with several such parts."""
         tokens = sum(B * S for B, S, _ in points)
         read = Fraction(0)
         for size, blocks, active in self.layers:
@@ -167,7 +168,7 @@ class ActiveRows:
         return read / self.size_bytes
 
     def rows_of(self, group: GroupCounts) -> int:
-        """Return the bytes of rows in a group of layers: of all that feed forward, or of one of them by its name."""
+        """Return the bytes of rows in a group of layers: the feed-forward group, or a single layer's by its name."""
         if group.name == FEED_FORWARD:
             return min(self.size_bytes, group.weight_bytes)
         is_of_rows = group.name.endswith(tuple(f"/mlp/{name}/matmul" for name in self.matrices))
@@ -176,9 +177,9 @@ class ActiveRows:
 
 @dataclass(frozen=True)
 class GroupCounts:
-    """Layers of one kind, each taken on its own. products: operations on tensor cores, by type.
+    """Layers of one kind, each unfused. products: tensor core operations, by type.
 
-    has_experts: all that it does, it does for each expert.
+    has_experts: whether all of its work is done per expert.
     """
 
     name: str
@@ -190,7 +191,7 @@ class GroupCounts:
     has_experts: bool = False
 
     def of_chosen(self, share: Fraction, growth: float) -> GroupCounts:
-        """Return the work of a share of the experts, whose weights are copied too. growth: see `Mixture`."""
+        """Return the work for a share of the experts, whose weights are also copied. growth: see `Mixture`."""
         products = {name: poly.scaled(share) for name, poly in self.products.items()}
         weight_bytes = round(self.weight_bytes * share)
         copied = Multilinear((2 * round(weight_bytes * growth), *(0,) * 7))
@@ -198,7 +199,7 @@ class GroupCounts:
         return replace(self, flops=flops, products=products, bytes=moved, weight_bytes=weight_bytes)
 
     def of_active(self, share: Fraction, rows: int) -> GroupCounts:
-        """Return the work with a share of the rows, which are copied too. rows: bytes of all."""
+        """Return the work for a share of the rows, which are also copied. rows: bytes of all rows."""
         left = 1 - Fraction(rows, self.weight_bytes) * (1 - share)
         products = {name: poly.scaled(left) for name, poly in self.products.items()}
         unread, copied = round(rows * (1 - share)), 2 * round(rows * share)
@@ -214,11 +215,11 @@ class GroupCounts:
 
 @dataclass(frozen=True)
 class NetworkCounts:
-    """A whole network.
+    """Counts of a whole network.
 
-    fused_bytes: the fewest bytes it can move; cache_bytes: the part that is read from caches. alive: bytes of results
-    that are alive at each step that differs from the others. mixture: None if every step reads all weights.
-    copied_bytes: of caches in pages, which a step copies before attention reads them; largest_copy: those of one layer.
+    fused_bytes: the fewest bytes it can move; cache_bytes: the part read from caches. alive: bytes of live results at
+    each step that differs from the others. mixture: None if every step reads all weights. copied_bytes: of paged
+    caches, which a step copies before attention reads them; largest_copy: those of one layer.
     """
 
     groups: tuple[GroupCounts, ...]
@@ -232,13 +233,13 @@ class NetworkCounts:
 
     @property
     def bends_at(self) -> int:
-        """New tokens from which on a step reads all weights: below, its bytes are not linear in their number."""
+        """Number of new tokens from which a step reads all weights; below it, bytes are not linear in that number."""
         if self.active is not None:
             return self.active.bends_at
         return 1 if self.mixture is None else -(-self.mixture.num_experts // self.mixture.top_k)
 
     def of_step(self, *points: Point) -> NetworkCounts:
-        """Return what a step costs that reads chosen experts or active neurons only.
+        """Return the costs of a step that reads only chosen experts or active neurons.
 
         points: (B, S, T), or several such parts.
         """
@@ -264,11 +265,11 @@ class NetworkCounts:
         return replace(self, groups=groups, fused_bytes=fused, active=None)
 
     def with_gathered_pages(self, pages: CopiedPages) -> NetworkCounts:
-        """Return the counts of a network whose layers copy pages: what they cached is read, written and read."""
+        """Return the counts of a network whose layers copy pages: cached data is read, written and read again."""
         return self._with_copies(PAGE_COPIES, pages)
 
     def with_copied_windows(self, windows: CopiedPages) -> NetworkCounts:
-        """Return the counts of a network whose layers copy the cached tokens in use before they read them."""
+        """Return the counts of a network whose layers copy the cached tokens in use before reading them."""
         return self._with_copies(WINDOW_COPIES, windows)
 
     def _with_copies(self, name: str, pages: CopiedPages) -> NetworkCounts:
@@ -280,12 +281,12 @@ class NetworkCounts:
 
     @property
     def cache_traffic(self) -> Multilinear:
-        """What a step moves of caches: what it reads, and copies of that, which are written and read."""
+        """Cache traffic of a step: what it reads, plus copies of that, which are written and read."""
         return total([self.cache_bytes, self.copied_bytes, self.copied_bytes])
 
     @cached_property
     def moved_bytes(self) -> Multilinear:
-        """The fewest bytes that a step can move: copies of pages are written and read besides."""
+        """The fewest bytes that a step can move, including copies of pages, which are written and read."""
         return total([self.fused_bytes, self.copied_bytes, self.copied_bytes])
 
     @property
@@ -295,7 +296,7 @@ class NetworkCounts:
 
     @cached_property
     def products(self) -> dict[str, Multilinear]:
-        """Operations on tensor cores, by type."""
+        """Tensor core operations, by type."""
         types = dict.fromkeys(name for group in self.groups for name in group.products)
         return {
             name: total([group.products[name] for group in self.groups if name in group.products]) for name in types
@@ -303,13 +304,13 @@ class NetworkCounts:
 
     @property
     def weight_bytes(self) -> int:
-        """Weights that layers compute with, tables that are only looked up aside."""
+        """Bytes of weights that layers compute with, excluding tables that are only looked up."""
         return sum(group.weight_bytes for group in self.groups)
 
     def activation_bytes(self, *points: Point) -> int:
-        """Return the most bytes of results that are alive at once in a step of these parts, nothing fused.
+        """Return the peak bytes of live results in a step of these parts, without fusion.
 
-        Copies are among them: of chosen experts, and of a layer's pages, as they are and followed by new tokens.
+        They include copies: of chosen experts, and of a layer's pages, both as they are and followed by new tokens.
         """
         experts = 0 if self.mixture is None else round(self.mixture.copied_bytes * self.mixture.share(*points))
         copies = max(experts, 2 * self.largest_copy.at(*points))
@@ -322,7 +323,7 @@ def counts_of(
     mixture: Mixture | None = None,
     active: ActiveRows | None = None,
 ) -> NetworkCounts:
-    """Return the functions through costs of one network at several points."""
+    """Return functions fitted to the costs of one network at several points."""
     first = next(iter(costs.values()))
 
     def by_point(value: Callable[[NetworkCost], int]) -> Multilinear:

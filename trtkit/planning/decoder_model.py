@@ -1,4 +1,4 @@
-"""What a plan is made for: a model by its numbers, and the work it is to do."""
+"""The subject of a plan: a model's figures, and its workload."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ DEFAULT_INPUT, DEFAULT_OUTPUT = 512, 128
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests of equal lengths, in tokens, `concurrency` of them at once. chunk: prompt tokens of one prefill step.
+    """`concurrency` simultaneous requests of equal lengths, in tokens. chunk: prompt tokens per prefill step.
 
-    slot_length: tokens that a slot has room for. page_tokens: of pages, 0 if caches are linear. copies_pages: whether a
-    step copies them, so that attention reads whole ones. reads_used: whether attention reads the tokens in use of a
-    linear cache (`llm.kv_window`), and not the whole slot.
+    slot_length: capacity of a slot in tokens. page_tokens: tokens per page, 0 if caches are linear. copies_pages:
+    whether a step copies pages, so that attention reads whole ones. reads_used: whether attention reads only the tokens
+    in use of a linear cache (`llm.kv_window`), rather than the whole slot.
     """
 
     input_len: int
@@ -47,26 +47,26 @@ class Workload:
 
     @property
     def length(self) -> int:
-        """Tokens that a slot holds at the end."""
+        """Tokens in a slot at the end."""
         return self.input_len + self.output_len
 
     @property
     def mean_length(self) -> int:
-        """Tokens that a slot holds on average while it decodes."""
+        """Tokens in a slot on average during decoding."""
         return self.input_len + (self.output_len + 1) // 2
 
     @property
     def read_lengths(self) -> dict[str, int]:
-        """Cached tokens of a slot that attention reads at the mean length, by `llm.kv_window`."""
+        """Cached tokens per slot that attention reads at the mean length, by `llm.kv_window`."""
         used = self._used(self.mean_length)
         return {"used": used} if self.page_tokens else {"full": self.slot_length, "used": used}
 
     def prefill(self, batch: int = 1) -> Point:
-        """Return the (B, S, T) of a step that prefills so many whole prompts."""
+        """Return the (B, S, T) of a step that prefills `batch` whole prompts."""
         return batch, self.input_len, self._read(self.input_len)
 
     def decode(self, batch: int | None = None) -> Point:
-        """Return the (B, S, T) of a decode step at the mean length, of all requests unless their number is given."""
+        """Return the (B, S, T) of a decode step at the mean length, of all requests by default."""
         return self.concurrency if batch is None else batch, 1, self._read(self.mean_length)
 
     def last_chunk(self, tokens: int) -> Point:
@@ -74,11 +74,11 @@ class Workload:
         return 1, tokens, self._read(self.input_len)
 
     def _read(self, tokens: int) -> int:
-        """Return how many tokens of a slot attention reads if so many are in use."""
+        """Return how many tokens of a slot attention reads if `tokens` are in use."""
         return self._used(tokens) if self.page_tokens or self.reads_used else self.slot_length
 
     def _used(self, tokens: int) -> int:
-        """Return how many of them it reads where it reads those in use."""
+        """Return how many tokens attention reads if it reads only those in use."""
         if self.page_tokens and not self.copies_pages:
             return tokens
         return read_window(tokens, self.slot_length, self.page_tokens)
@@ -88,13 +88,12 @@ class Workload:
 class DecoderModel:
     """A decoder-only LLM in one precision.
 
-    active_parameters: those that compute one token: all, but of a mixture of experts the chosen ones.
-    looked_up: parameters of tables that no product reads. max_length: the longest sequence that model, or engine, was
-    made for; 0 for no limit. layers: how many. attention: of each layer that has it. state_bytes: of one sequence's
-    recurrent states. adapter_bytes: of all resident LoRA adapters.
-    page_tokens: of pages, 0 if caches are linear. saved_bytes: what quantized weights save.
-    cache_dtype: None for the model's own. head_bytes, head_kv_bytes_per_token: of the draft head.
-    quantized: what is quantized, in words.
+    active_parameters: those that compute one token: all, or in a mixture of experts those of the chosen ones.
+    looked_up: parameters of tables that no product reads. max_length: the longest sequence of the model or engine; 0
+    for no limit. layers: number of layers. attention: of each layer that has it. state_bytes: of one sequence's
+    recurrent states. adapter_bytes: of all resident LoRA adapters. page_tokens: tokens per page, 0 if caches are
+    linear. saved_bytes: saved by quantized weights. cache_dtype: None for the model's own. head_bytes,
+    head_kv_bytes_per_token: of the draft head. quantized: description of what is quantized.
     """
 
     name: str
@@ -120,51 +119,51 @@ class DecoderModel:
 
     @property
     def has_windows(self) -> bool:
-        """Whether a layer slides."""
+        """Whether any layer uses sliding-window attention."""
         return any(layer.sliding_window for layer in self.attention)
 
     @property
     def weight_bytes(self) -> int:
-        """All weights, tables too."""
+        """Bytes of all weights, including tables."""
         return self.dtype.size_bytes(self.parameters) - self.saved_bytes
 
     @property
     def kv_dtype(self) -> DType:
-        """Type of the caches."""
+        """Data type of the caches."""
         return self.cache_dtype or self.dtype
 
     @property
     def cache_format(self) -> CacheFormat | None:
-        """Format of caches in 8 bits; None if they have the network's type."""
+        """Format of 8-bit caches; None if they have the network's type."""
         formats: dict[str, CacheFormat] = {"int8": "int8", "fp8": "fp8"}
         return formats.get(self.kv_dtype.name)
 
     @property
     def keeps_new(self) -> bool:
-        """Whether new keys and values need room next to the caches."""
+        """Whether new keys and values need memory in addition to the caches."""
         return self.kv_dtype.bits == 8 or self.page_tokens > 0
 
     def slot_bytes(self, length: int) -> int:
-        """Return the cache and recurrent states of one sequence of `length` tokens."""
+        """Return the bytes of cache and recurrent states of one sequence of `length` tokens."""
         held = whole_pages(length, self.page_tokens) * self.page_tokens if self.page_tokens else length
         return self.kv_bytes_per_token * held + self.state_bytes
 
     def takes(self, form: Format) -> bool:
-        """Whether weights and caches can have a format."""
+        """Whether a format is possible for weights and caches."""
         return form.kv_bits is None or bool(self.attention)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token in all layers; windows do not shorten them."""
+        """Bytes of one token's keys and values in all layers, ignoring windows."""
         return self.kv_dtype.size_bytes(sum(layer.cached_elements for layer in self.attention))
 
     def windowed_kv_bytes(self, length: int) -> int:
-        """Return what a slot of `length` tokens would take if sliding layers kept no more than their window."""
+        """Return a slot's bytes for `length` tokens if sliding-window layers kept only their window."""
         kept = (min(layer.sliding_window or length, length) * layer.cached_elements for layer in self.attention)
         return self.kv_dtype.size_bytes(sum(kept)) + self.state_bytes
 
     def to_json(self) -> Json:
-        """Return all numbers. Those of attention are lists if layers differ."""
+        """Return all figures. Those of attention are lists if layers differ."""
         numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "attention"}
         heads = {
             "heads": _common([layer.num_attention_heads for layer in self.attention]),
@@ -188,7 +187,7 @@ class DecoderModel:
 
 
 def decoder_model(name: str, spec: DecoderSpec, dtype: DType, max_length: int = 0) -> DecoderModel:
-    """Return a model's numbers. max_length: of an engine, where it is shorter than the model's."""
+    """Return a model's figures. max_length: of an engine, if it is shorter than the model's."""
     sizes = {weight.path: math.prod(weight.shape) for weight in model_weights(spec)}
     parameters = sum(sizes.values())
     tables = [
@@ -222,9 +221,9 @@ def workload(
     chunk: int,
     slot_length: int = 0,
 ) -> Workload:
-    """Return the work. Raises PlanError for lengths that the model does not have.
+    """Return the workload. Raises PlanError for lengths that the model does not support.
 
-    input_len, output_len: of prompts and answers; None for the defaults. slot_length: the engine's, where it is known.
+    input_len, output_len: of prompts and answers; None for the defaults. slot_length: the engine's, if known.
     """
     limit = model.max_length or math.inf
     room = int(min(DEFAULT_INPUT + DEFAULT_OUTPUT, limit))
@@ -239,7 +238,7 @@ def workload(
 
 @dataclass(frozen=True)
 class DecodeFlops:
-    """Operations of a decode step. ratio: of the formula's to those counted."""
+    """Operations of a decode step. ratio: the formula's to the counted ones."""
 
     formula: int
     counted: int
@@ -256,18 +255,18 @@ class CacheBytes:
 
 @dataclass(frozen=True)
 class Formulas:
-    """What published formulas give, compared with the counts."""
+    """Results of published formulas, compared with the counts."""
 
     decode_flops: DecodeFlops
     kv_bytes_per_token: CacheBytes
 
 
 def formulas(model: DecoderModel, counts: NetworkCounts, work: Workload) -> Formulas:
-    """Return what the published formulas say, to compare with what was counted.
+    """Return the results of published formulas for comparison with the counts.
 
-    One decode step: 2 operations for each weight that is read but those that are looked up, and 4 N H for each cached
-    token and layer; neurons all count as active. A cache: 2 layers K H elements for each token.
-    Source: https://arxiv.org/abs/2001.08361 and https://arxiv.org/abs/2303.06865.
+    One decode step: 2 operations per weight that is read, except in lookups, and 4 N H per cached token and layer; all
+    neurons count as active. A cache: 2 layers K H elements per token. Source: https://arxiv.org/abs/2001.08361 and
+    https://arxiv.org/abs/2303.06865.
     """
     T = work.mean_length
     cached = counts.cache_bytes.at((1, 1, T)) // T
@@ -282,14 +281,14 @@ def formulas(model: DecoderModel, counts: NetworkCounts, work: Workload) -> Form
 
 
 def _common(numbers: list[int]) -> int | list[int]:
-    """Return the number that all layers share, or each layer's; 0 for no layers."""
+    """Return the number that all layers share, or a list of each layer's; 0 for no layers."""
     if not numbers:
         return 0
     return numbers[0] if len(set(numbers)) == 1 else numbers
 
 
 def _idle_parameters(spec: DecoderSpec) -> int:
-    """Return the weights of experts that a token is not given to."""
+    """Return the number of weights in experts that do not process a given token."""
     idle = 0
     for layer in spec.layers:
         moe = layer.feed_forward

@@ -1,4 +1,4 @@
-"""What other weights or another cache would change, as counts of the network that it would be."""
+"""Alternative formats of weights and caches: the counts of the network with the format applied."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trtkit.planning.counts import GroupCounts, NetworkCounts
     from trtkit.planning.gpus import PlannedGpu
 
-# Groups whose matrices are quantized; embedding, head and norms stay.
+# Groups whose matrices are quantized; embedding, head and norms are not.
 QUANTIZED = (
     "q, k, v projections",
     "latent projections",
@@ -26,9 +26,9 @@ QUANTIZED = (
 
 @dataclass(frozen=True)
 class Format:
-    """How weights and cache are stored. weight_bits: with scales; None if they stay as they are.
+    """Storage format of weights and cache. weight_bits: including scales; None if weights are unchanged.
 
-    compute: type of the products; None for the network's own. needs: types that the GPU has to take.
+    compute: type of the products; None for the network's own. needs: types that the GPU must support.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Format:
     needs: tuple[str, ...] = ()
 
     def fits(self, gpu: PlannedGpu) -> bool:
-        """Whether the GPU takes these types."""
+        """Whether the GPU supports these types."""
         return all(gpu.takes(dtype) for dtype in self.needs)
 
 
@@ -54,7 +54,7 @@ FORMATS = (
 
 
 def quantized_bytes(counts: NetworkCounts, dtype: DType, bits: float | None) -> int:
-    """Return the bytes that quantized matrices save."""
+    """Return the bytes saved by quantizing matrices."""
     matrices = sum(group.weight_bytes for group in counts.groups if group.name in QUANTIZED)
     return 0 if bits is None else matrices - round(matrices * bits / dtype.bits)
 

@@ -1,4 +1,4 @@
-"""The tables of GPUs and links that plans are made for; figures and their sources: `gpus.yaml`, `links.yaml`."""
+"""The tables of GPUs and links for planning; figures and their sources are in `gpus.yaml` and `links.yaml`."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 RATES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4", "fp4")
-"""Types that a GPU multiplies matrices in, as the table calls them; `fp32` is without tensor cores."""
+"""Types of matrix products, as named in the table; `fp32` is without tensor cores."""
 
-# What tells a GPU model, and what tells that it is another make of it, with other rates.
+# Name parts that identify a GPU model, and those that identify another variant of it, with other rates.
 _MODEL = re.compile(r"RTX \d+|\b(?:[A-Z]{1,2}\d+[A-Z]?|Orin|Thor)\b")
 _OTHER_MAKES = re.compile(r"\b(?:PCIe|NVL|Laptop|Ti|SUPER|D|Max-Q|MIG|GH200)\b", re.IGNORECASE)
-# Drivers report up to this share more or less than the data sheet's memory.
+# Drivers may report this share more or less than the data sheet's memory.
 _MEMORY_SHARE = 0.15
 
 
 @dataclass(frozen=True)
 class PlannedGpu:
-    """One GPU model. Rates are dense, in operations per second, by type; a type that is missing is not known.
+    """One GPU model. Rates are dense, in operations per second, by type; missing types are unknown.
 
-    memory_bytes: the data sheet's GB as 10^9. compute_capability: 10 * major + minor; 0 of GPUs that are not
-    NVIDIA's. sources: pages that state the
-    figures, read on `read`. data_sheet: NVIDIA's own page, empty if no source links to one. matmul_efficiency: the
-    share of the rate that matrix products of the best shape reached, by type, as the last source states. link: what
-    joins several of them, in `links.yaml`; empty if it is not known. host_link: what joins it with the host's memory;
-    empty if that is its own, or if it is not known.
+    memory_bytes: the data sheet's GB as 10^9. compute_capability: 10 * major + minor; 0 for GPUs of other vendors than
+    NVIDIA. sources: pages that state the figures, read on `read`. data_sheet: NVIDIA's own page, empty if no source
+    links to one. matmul_efficiency: by type, the share of the rate reached by matrix products of the best shape, as
+    stated in the last source. link: the interconnect between several of them, in `links.yaml`; empty if unknown.
+    host_link: the link to host memory; empty if the two share memory, or if unknown.
     """
 
     key: str
@@ -57,35 +56,35 @@ class PlannedGpu:
     host_link: str = ""
 
     def rate(self, dtype: str) -> float | None:
-        """Return the dense rate of matrix products of `dtype`, None if no page that was read states one.
+        """Return the dense rate of matrix products of `dtype`, None if no consulted page states one.
 
         fp32 products run in fp32: trtkit builds without TF32, whose inputs have 10-bit mantissas.
         """
         return self.rates.get(dtype)
 
     def ridge(self, dtype: str) -> float | None:
-        """Return the operations per byte above which `dtype` is bound by compute."""
+        """Return the operations per byte above which `dtype` is compute bound."""
         rate = self.rate(dtype)
         return None if rate is None else rate / self.bandwidth_bytes_per_s
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Libraries that build for this GPU: full TensorRT on the GPU itself, TensorRT-RTX by name."""
+        """Libraries that build for this GPU: full TensorRT on the GPU itself, TensorRT-RTX by the GPU's name."""
         named = BACKENDS["tensorrt_rtx"].features.compute_capabilities
         names = ["tensorrt"] if self.compute_capability >= OLDEST_OF_TENSORRT else []
         return (*names, "tensorrt_rtx") if self.compute_capability in named else tuple(names)
 
     @property
     def untested_backends(self) -> tuple[str, ...]:
-        """Those of `backends` whose loader takes this GPU although NVIDIA's support matrices do not list it."""
+        """Those of `backends` whose loader accepts this GPU although NVIDIA's support matrices do not list it."""
         capability = self.compute_capability
         return tuple(name for name in self.backends if capability in BACKENDS[name].features.untested)
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Types that TensorRT takes on this GPU: by its capability, or because its tensor cores have a rate for it.
+        """Types that TensorRT supports on this GPU: by its compute capability, or because its tensor cores have a rate.
 
-        int4 is for weights only, whatever the tensor cores can do.
+        int4 is for weights only, whatever the tensor cores support.
         """
         known = [dtype for dtype in RATES if dtype != "tf32"]
         return tuple(name for name in known if self._allows(name) or (name in self.rates and name != "int4"))
@@ -100,7 +99,7 @@ class PlannedGpu:
 
 @cache
 def planned_gpus() -> tuple[PlannedGpu, ...]:
-    """Return the whole table, in its order."""
+    """Return the whole table, in order."""
     data = yaml.safe_load(Path(__file__).with_name("gpus.yaml").read_text(encoding="utf-8"))
     source = data["matmul_efficiency_source"]
     return tuple(_gpu(key, row, str(data["read"]), source) for key, row in data["gpus"].items())
@@ -118,13 +117,13 @@ def find_gpus(names: Sequence[str]) -> tuple[PlannedGpu, ...]:
 
 
 def efficiency_text(gpu: PlannedGpu) -> str:
-    """Return what share of the rate the best matrix products reached, by type; empty if it is not known."""
+    """Return the share of the rate that the best matrix products reached, by type; empty if unknown."""
     shares = ", ".join(f"{dtype} {share:.1%}".replace("%", " %") for dtype, share in gpu.matmul_efficiency.items())
     return f"the best large matrix products reached {shares} of the rate" if shares else ""
 
 
 def gpu_of_device(name: str, memory_bytes: int) -> PlannedGpu | None:
-    """Return the GPU of the table that a driver calls `name`, such as `NVIDIA H200`; None if it is not one of them."""
+    """Return the table's GPU that a driver calls `name`, such as `NVIDIA H200`; None if it is not in the table."""
     match = _MODEL.search(name)
     if match is None or _OTHER_MAKES.search(name):
         return None
@@ -160,11 +159,14 @@ def _gpu(key: str, row: dict[str, Any], read: str, efficiency_source: str) -> Pl
 
 Kind = Literal["nvlink", "pcie", "network"]
 GPUS_PER_NODE = 8
-"""GPUs that a plan takes to be joined by their own link; what goes further is sent by the network."""
+"""Number of GPUs that a plan assumes to share their own link; beyond it, traffic goes over the network."""
 
 
 class Protocol(StrictModel):
-    """One way in which a ring sends. hop_us: by kind of link. bandwidth_share: of the link's, that the payload gets."""
+    """A ring's transfer protocol.
+
+    hop_us: by kind of link. bandwidth_share: share of the link's available to the payload.
+    """
 
     base_us: float
     hop_us: dict[Kind, float]
@@ -172,7 +174,7 @@ class Protocol(StrictModel):
 
 
 class Link(StrictModel):
-    """What GPUs send each other through. gb_per_s: 10^9 bytes a second, one direction of one GPU."""
+    """The interconnect between GPUs. gb_per_s: 10^9 bytes per second, in one direction of one GPU."""
 
     name: str
     kind: Kind
@@ -181,7 +183,7 @@ class Link(StrictModel):
 
 
 class Links(StrictModel):
-    """The table of links. ring_source: the page that the constants of rings are on. read: when all were read."""
+    """The table of links. ring_source: the page with the ring constants. read: date on which all were read."""
 
     read: date
     ring_source: str
@@ -191,12 +193,12 @@ class Links(StrictModel):
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring of neighbouring GPUs: those of a node by `link`, nodes by `network`.
+    """A ring of neighboring GPUs: those within a node by `link`, nodes by `network`.
 
-    An all-reduce of n bytes among p GPUs takes base + 2 (p - 1) hop + 2 (p - 1) / p * n / bandwidth: the linear
-    model of Thakur, Rabenseifner and Gropp (2005, https://doi.org/10.1177/1094342005051521) of a ring, whose
-    traffic is minimal (Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002). Constants are NCCL's,
-    of its low-latency protocol and of its plain one, of which it takes the faster.
+    An all-reduce of n bytes among p GPUs takes base + 2 (p - 1) hop + 2 (p - 1) / p * n / bandwidth: the linear model
+    of Thakur, Rabenseifner and Gropp (2005, https://doi.org/10.1177/1094342005051521) for a ring, whose traffic is
+    minimal (Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002). Constants are NCCL's, for its
+    low-latency protocol and for its simple one; the faster of the two is used.
     """
 
     link: Link
@@ -205,15 +207,15 @@ class Ring:
 
     @property
     def nodes(self) -> int:
-        """How many nodes it passes."""
+        """Number of nodes in the ring."""
         return -(-self.gpus // GPUS_PER_NODE)
 
     def all_reduce_s(self, size_bytes: int) -> float:
-        """Return how long summing tensors of `size_bytes` takes, every GPU having the sum."""
+        """Return the time of summing tensors of `size_bytes`, with the sum on every GPU."""
         return self._seconds(2, size_bytes)
 
     def all_gather_s(self, size_bytes: int) -> float:
-        """Return how long joining every GPU's part to a tensor of `size_bytes` takes."""
+        """Return the time of concatenating every GPU's part into a tensor of `size_bytes`."""
         return self._seconds(1, size_bytes)
 
     def _seconds(self, rounds: int, size_bytes: int) -> float:
@@ -235,7 +237,7 @@ class Ring:
 
 
 def send_s(link: Link, size_bytes: int) -> float:
-    """Return how long one GPU takes to send `size_bytes` to another."""
+    """Return the time of sending `size_bytes` from one GPU to another."""
     return min(
         1e-6 * (protocol.base_us + protocol.hop_us[link.kind])
         + 1e-9 * size_bytes / (protocol.bandwidth_share * link.gb_per_s)

@@ -1,4 +1,4 @@
-"""What several GPUs give: grids of tensor and pipeline parallel ranks, with the time that their links take."""
+"""Plans for several GPUs: grids of tensor and pipeline parallel ranks, with their communication time."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 _NETWORK = "infiniband"
 _LONGEST = 1 << 20
-"""Tokens of a sequence of a model without a limit."""
+"""Tokens of a sequence for a model without a limit."""
 
 
 def plan_grids(question: PlanningQuestion, gpu: PlannedGpu) -> tuple[GridPlan, ...]:
-    """Return the grids of 2 to 16 GPUs that can share the model, with the best of each number of GPUs marked.
+    """Return the grids of 2 to 16 GPUs that can share the model, with the best for each number of GPUs marked.
 
-    None for GPUs whose link is not known.
+    None for GPUs whose link is unknown.
     """
     if not gpu.link:
         return ()
@@ -36,7 +36,7 @@ def plan_grids(question: PlanningQuestion, gpu: PlannedGpu) -> tuple[GridPlan, .
 
 
 def tensor_pays_up_to(question: PlanningQuestion, gpu: PlannedGpu) -> int | None:
-    """Return the most GPUs that make a decode step faster than half of them do; None if the link is not known."""
+    """Return the most GPUs with a faster decode step than half as many; None if the link is unknown."""
     if not gpu.link:
         return None
     shares = [share for share in question.shares if share.grid.pipeline == 1 and not share.is_special]
@@ -48,12 +48,12 @@ def tensor_pays_up_to(question: PlanningQuestion, gpu: PlannedGpu) -> int | None
 
 
 def own_share(question: PlanningQuestion) -> GridShare:
-    """Return what one GPU of the model's own grid holds and computes; of experts, what tensor parallelism gives it."""
+    """Return one GPU's share in the model's own grid; experts are divided by tensor parallelism."""
     return next(share for share in question.shares if share.grid == replace(question.grid, expert=1))
 
 
 def footprint_on(question: PlanningQuestion, share: GridShare) -> Footprint:
-    """Return what the model keeps on one GPU of a grid."""
+    """Return the model's memory on one GPU of a grid."""
     model, sizes = question.model, (share.weight_bytes + question.table_bytes, share.kv_per_token)
     adapters = adapter_bytes(question.spec, question.lora, model.dtype, rank_spec(question.spec, share.grid, 0))
     chunk = question.work.chunk
@@ -74,9 +74,9 @@ def footprint_on(question: PlanningQuestion, share: GridShare) -> Footprint:
 
 
 def passed_s(least: Floor, stages: int, tokens: int) -> float:
-    """Return how long prompts take to pass a pipeline, in parts that each read the weights. tokens: all new ones.
+    """Return the time of prompts in a pipeline, in parts that each read the weights. tokens: all new ones.
 
-    least: of one GPU as if it had all stages.
+    least: floor of one GPU with all stages.
     """
     parts = prefill_parts(stages, tokens)
     return max((least.compute_s or 0.0) / parts, least.memory_s) / stages * (parts + stages - 1)
@@ -85,13 +85,13 @@ def passed_s(least: Floor, stages: int, tokens: int) -> float:
 def link_seconds(
     question: PlanningQuestion, gpu: PlannedGpu, share: GridShare, tokens: int, rows: int
 ) -> tuple[float, int]:
-    """Return how long links take in a step of `tokens` new tokens, logits of `rows`, and what each GPU sends.
+    """Return the communication time of a step of `tokens` new tokens with logits of `rows`, and what each GPU sends.
 
-    Of tensor parallelism: all-reduces of hidden states after attention, feed-forward and embedding, and an all-gather
-    of logits; of a pipeline: hidden states from each stage to the next. If GPUs share tokens, reduce-scatters take the
-    place of all-reduces, all-gathers come before attention and feed-forward, and an all-reduce of the hidden states
-    that logits are of before the head. If they share cached positions, each layer with attention has an all-gather of
-    heads, and an all-to-all of what each GPU has of them, which takes as long as an all-gather of as many bytes.
+    Tensor parallelism: all-reduces of hidden states after attention, feed-forward and embedding, and an all-gather of
+    logits. Pipeline: hidden states from each stage to the next. If GPUs share tokens, reduce-scatters replace the
+    all-reduces, all-gathers precede attention and feed-forward, and an all-reduce of the hidden states used for logits
+    precedes the head. If they share cached positions, each layer with attention has an all-gather of heads, and an
+    all-to-all of each GPU's results of them, which takes as long as an all-gather of as many bytes.
     """
     model, grid, links = question.model, share.grid, known_links().links
     link, network = links[gpu.link], links[_NETWORK]
@@ -115,9 +115,9 @@ def link_seconds(
 
 
 def _times(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare) -> tuple[float, float]:
-    """Return TTFT of one request, and the time of a decode step.
+    """Return the TTFT of one request, and the time of a decode step.
 
-    A prompt passes the stages in parts, of which each reads the weights; a decode step passes them whole.
+    A prompt passes through the stages in parts, each of which reads the weights; a decode step passes as a whole.
     """
     work, stages = question.work, share.grid.pipeline
     first = passed_s(floor(share.counts, work.prefill(), gpu), stages, work.input_len)
@@ -128,7 +128,7 @@ def _times(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare) -> tup
 
 
 def _plan(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare) -> GridPlan:
-    """Return what a grid gives."""
+    """Return the plan of a grid."""
     work, grid = question.work, share.grid
     footprint = footprint_on(question, share)
     need = footprint.need(work.concurrency, work.length)
@@ -152,7 +152,7 @@ def _plan(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare) -> Grid
 
 
 def _sequence_plan(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare) -> SequencePlan:
-    """Return what sharing tokens saves in the largest step: a packed call that reads a chunk of prompts."""
+    """Return the savings from sharing tokens in the largest step: a packed call that reads a prompt chunk."""
     model, work = question.model, question.work
     without = replace(share, grid=replace(share.grid, sequence=False))
     tokens, rows = min(work.chunk, work.concurrency * work.length), work.concurrency
@@ -173,7 +173,7 @@ def _sequence_plan(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare
 
 
 def _context_plan(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare) -> ContextPlan:
-    """Return what sharing cached positions saves in a decode step, and what it costs."""
+    """Return the savings and costs of sharing cached positions in a decode step."""
     batch, length = question.work.concurrency, question.work.length
     grid = replace(share.grid, context=1)
     model, spec = question.model, question.spec
@@ -210,7 +210,7 @@ def _context_plan(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare)
 
 
 def _marked(plan: GridPlan, others: list[GridPlan]) -> GridPlan:
-    """Return a plan with what it is the best at among those that fit, of as many GPUs."""
+    """Return a plan with the measures it is best at among fitting plans with as many GPUs."""
     if not plan.fits:
         return plan
     fitting = [other for other in others if other.fits]

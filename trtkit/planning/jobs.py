@@ -1,4 +1,4 @@
-"""The job of planning, with what it takes."""
+"""The planning job and its request."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from trtkit.quantized_model import QuantizedModel
 class CountRequest:
     """A language model to count.
 
-    fields: of the model's config.json, which is at `where`. length: tokens of a slot. quantized: its layers and caches
-    in low precision. by_layer: whether groups are layers by their place in a block, else kinds of layers.
+    fields: of the model's config.json, located at `where`. length: tokens per slot. quantized: its low-precision layers
+    and caches. by_layer: whether groups are layers by their place in a block, rather than kinds of layers.
     """
 
     backend: str

@@ -1,4 +1,4 @@
-"""The plan of a decoder-only LLM on one GPU model: what fits, how fast it can be, what would change that."""
+"""The plan of a decoder-only LLM for one GPU model: what fits, its best-case speed, and alternatives."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from trtkit.planning.question import Demand, PlanningQuestion
 
 _NO_LIMIT = 2**24
-"""Where the search for a context ends, for models without a limit of their own."""
+"""Upper bound of the search for a context, for models without a limit of their own."""
 _LEAST_CHUNK = 64
-"""Tokens of the smallest chunk of a prompt that is planned for, unless the prompt is shorter."""
+"""Tokens of the smallest planned prompt chunk, unless the prompt is shorter."""
 
 
 def plan_llm(question: PlanningQuestion, gpu: PlannedGpu, demand: Demand = NO_DEMAND) -> LlmGpu:
-    """Return everything about one GPU. Times are floors: nothing that runs this network there can be faster."""
+    """Return the whole plan for one GPU. Times are floors: no implementation of this network can be faster on it."""
     model, counts, work = question.model, question.counts, question.work
     footprint = footprint_of(question, counts)
     need = footprint.need(work.concurrency, work.length)
@@ -65,7 +65,7 @@ def plan_llm(question: PlanningQuestion, gpu: PlannedGpu, demand: Demand = NO_DE
 
 
 def speeds(question: PlanningQuestion, gpu: PlannedGpu, batch: int, price_per_hour: float | None = None) -> LlmSpeed:
-    """Return times and throughput of `batch` requests at once: all prompts, then every token of all answers."""
+    """Return times and throughput of `batch` simultaneous requests: all prompts, then every token of all answers."""
     work, counts = question.work, question.counts
     first, prefill = (floor(counts, work.prefill(size), gpu) for size in (1, batch))
     decode = floor(counts, work.decode(batch), gpu)
@@ -86,7 +86,7 @@ def speeds(question: PlanningQuestion, gpu: PlannedGpu, batch: int, price_per_ho
 
 
 def mixed_steps(question: PlanningQuestion, gpu: PlannedGpu) -> tuple[MixedStep, ...]:
-    """Return steps that decode and read a chunk of a prompt, of 64 tokens, twice as many, and up to the workload's."""
+    """Return steps that decode and read a prompt chunk, of 64 tokens, doubling up to the workload's chunk."""
     work, counts = question.work, question.counts
     steps = []
     for tokens in sorted({*(size for size in _powers(work.chunk) if size >= _LEAST_CHUNK), work.chunk}):
@@ -97,12 +97,12 @@ def mixed_steps(question: PlanningQuestion, gpu: PlannedGpu) -> tuple[MixedStep,
 
 
 def cost_per_million(price_per_hour: float | None, per_second: float) -> float | None:
-    """Return the price of a million results at `per_second` of them, None without a price."""
+    """Return the price of a million results at `per_second`, None without a price."""
     return None if price_per_hour is None else price_per_hour / 3600 / per_second * 1e6
 
 
 def footprint_of(question: PlanningQuestion, counts: NetworkCounts) -> Footprint:
-    """Return what the model keeps on one GPU."""
+    """Return the model's memory on one GPU."""
     model = question.model
     sizes = model.weight_bytes + question.table_bytes, model.kv_bytes_per_token
     footprint = Footprint(counts, *sizes, question.work.chunk, model.vocab_size, model.keeps_new, model.state_bytes)
@@ -112,7 +112,7 @@ def footprint_of(question: PlanningQuestion, counts: NetworkCounts) -> Footprint
 
 
 def _batches(most: int) -> list[int]:
-    """Return powers of two up to the largest batch, and that one."""
+    """Return the powers of two below the largest batch, followed by that batch."""
     return sorted({*_powers(most), *([most] if most else [])})
 
 
@@ -121,7 +121,7 @@ def _powers(most: int) -> list[int]:
 
 
 def _in_format(question: PlanningQuestion, gpu: PlannedGpu, form: Format) -> FormatPlan:
-    """Return what a format of weights and cache gives."""
+    """Return the plan for a format of weights and cache."""
     model, work = question.model, question.work
     counts = in_format(question.counts, model.dtype, form)
     saved = quantized_bytes(question.counts, model.dtype, form.weight_bits)

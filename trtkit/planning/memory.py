@@ -1,4 +1,4 @@
-"""Does it fit: weights, caches, activations and sampling against a GPU's memory; the largest batch and context."""
+"""Memory fit: weights, caches, activations and sampling in a GPU's memory; the largest batch and context."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 RESERVE_BYTES = 2**30
-"""Kept for the CUDA context and TensorRT's own: an assumption, not a measurement."""
+"""Reserve for the CUDA context and TensorRT itself: an assumption, not a measurement."""
 LARGEST_BATCH = 2**20
-"""Where the search for a batch ends."""
+"""Upper bound of the search for a batch."""
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that a model takes on a GPU."""
+    """Bytes that a model needs on a GPU."""
 
     weights: int
     kv_cache: int
@@ -38,15 +38,15 @@ class MemoryNeed:
         return computing + self.adapters + self.speculator + self.reserve
 
     def to_json(self) -> Json:
-        """Return all parts with their sum."""
+        """Return all parts and their sum."""
         return {**{f"{key}_bytes": value for key, value in asdict(self).items()}, "total_bytes": self.total}
 
 
 @dataclass(frozen=True)
 class PackedRoom:
-    """The new tokens that a packed call has room for. prompts: of all prompts. row: of each slot that decodes.
+    """Capacity of a packed call for new tokens. prompts: for all prompts. row: for each decoding slot.
 
-    logit_bytes: of a token's logits, if there is room for those of all tokens; 0 if for one of each slot, which are
+    logit_bytes: of a token's logits, if there is room for those of all tokens; 0 if only one per slot, which is
     counted.
     """
 
@@ -55,21 +55,21 @@ class PackedRoom:
     logit_bytes: int = 0
 
     def parts(self, slots: int, length: int) -> tuple[Point, Point]:
-        """Return the largest call of `slots` that hold up to `length` tokens: those that decode, and all prompts."""
+        """Return the largest call of `slots` with up to `length` tokens each: the decoding slots, and all prompts."""
         return (slots, min(self.row, length), length), (1, min(self.prompts, slots * length), length)
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a decoder-only LLM keeps on one GPU.
+    """Memory of a decoder-only LLM on one GPU.
 
-    weights: bytes. kv_per_token: bytes, of all layers. chunk: new tokens of each slot in a prefill step, which the
-    activations follow from unless a call is `packed`. keeps_new: engines whose caches have eight bits or pages give a
-    step's keys and values apart. vocab_size: of the logits that are sampled. state_bytes: of a slot's recurrent states,
-    which engines write apart, those of each group of a call's rows. adapters: bytes of resident LoRA adapters.
-    page_tokens: of pages, of which each sequence takes whole ones, and nobody one; 0 if caches are linear.
-    head, head_per_token: bytes of the draft head. hidden_per_token: bytes of the hidden state of a token, if
-    `token_ranks` share those of a step; 0 if each has all.
+    weights: bytes. kv_per_token: bytes, over all layers. chunk: new tokens per slot in a prefill step, which determine
+    the activations unless calls are `packed`. keeps_new: engines with 8-bit or paged caches return a step's keys and
+    values separately. vocab_size: of the sampled logits. state_bytes: of a slot's recurrent states, which engines write
+    separately, for each group of a call's rows. adapters: bytes of resident LoRA adapters. page_tokens: tokens per
+    page; each sequence takes whole pages, and one page belongs to none; 0 if caches are linear. head, head_per_token:
+    bytes of the draft head. hidden_per_token: bytes of a token's hidden state, if `token_ranks` share those of a step;
+    0 if each has all.
     """
 
     counts: NetworkCounts
@@ -88,7 +88,7 @@ class Footprint:
     packed: PackedRoom | None = None
 
     def need(self, batch: int, length: int) -> MemoryNeed:
-        """Return what `batch` slots of `length` tokens need."""
+        """Return the bytes that `batch` slots of `length` tokens need."""
         parts: tuple[Point, ...] = ((batch, min(self.chunk, length), length),)
         logit_bytes = 0
         if self.packed is not None:
@@ -106,24 +106,24 @@ class Footprint:
         return MemoryNeed(self.weights, caches, activations, sampling, self.adapters, head)
 
     def states(self, batch: int) -> int:
-        """Return the bytes of `batch` slots' recurrent states, and of those that calls write."""
+        """Return the bytes of `batch` slots' recurrent states, including those that calls write."""
         groups = 1 if self.packed is None else 2  # rows that decode, and those of prompts
         return (1 + groups) * self.state_bytes * batch
 
     def largest_batch(self, length: int, memory_bytes: int) -> int:
-        """Return the most slots of `length` tokens that fit, 0 where not even one does."""
+        """Return the most slots of `length` tokens that fit; 0 if none fits."""
         return largest(lambda batch: self.need(batch, length).total <= memory_bytes, LARGEST_BATCH)
 
     def largest_context(self, batch: int, memory_bytes: int, limit: int) -> int:
-        """Return the most tokens that each of `batch` slots can hold, up to `limit`; 0 where not even one fits."""
+        """Return the most tokens that each of `batch` slots can hold, up to `limit`; 0 if not even one fits."""
         return largest(lambda length: self.need(batch, length).total <= memory_bytes, limit)
 
 
 def sampling_bytes(slots: int, vocab_size: int) -> int:
-    """Return what sampling on a GPU keeps of its slots, whatever settings they use.
+    """Return the bytes of a GPU sampler's state for its slots, independent of settings.
 
-    For each token of the vocabulary that is a score, a number, a bias and a count of 4 bytes, and one bit whether it is
-    allowed; 4 bytes for 128 of them, and 64 for 4,096; and 64 for a slot.
+    Per vocabulary token: a score, a number, a bias and a count of 4 bytes each, and one bit for whether it is allowed;
+    4 bytes per 128 tokens, and 64 per 4,096; and 64 per slot.
     """
     return slots * (
         4 * (4 * vocab_size + -(-vocab_size // 32) + -(-vocab_size // 128)) + 64 * (1 + -(-vocab_size // 4096))
@@ -131,7 +131,7 @@ def sampling_bytes(slots: int, vocab_size: int) -> int:
 
 
 def largest(fits: Callable[[int], bool], limit: int) -> int:
-    """Return the largest number from 1 to `limit` that fits, 0 where none does; what fits below it fits too."""
+    """Return the largest fitting number from 1 to `limit`, 0 if none fits; all numbers below a fitting one must fit."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,9 +1,9 @@
-"""What one GPU gives if the stages of a model run on it in turn, and caches and weights are in host memory or on disk.
+"""Plans for offloading: a model's stages run in turn on one GPU, with caches and weights in host memory or on disk.
 
-Times are those of the schedule that the decoder runs (`trtkit/llm/offload/schedule.py`), each step as long as its
-slowest lane. The block is the best of a search, as in FlexGen (https://arxiv.org/abs/2303.06865, section 4.3), whose
-linear program also divides weights and caches among tiers by percent; here caches are in one, and the GPU holds the
-weights of two stages.
+Times are those of the schedule that the decoder runs (`trtkit/llm/offload/schedule.py`), in which each step takes as
+long as its slowest lane. The block is the best one found by search, as in FlexGen (https://arxiv.org/abs/2303.06865,
+section 4.3), whose linear program also divides weights and caches among tiers by percent; here caches are in a single
+tier, and the GPU holds the weights of two stages.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from trtkit.serving_options import CachePlace
 
 _HOST_RESERVE_BYTES = 4 << 30
-"""Host memory for the system and the process: an assumption."""
+"""Host memory reserved for the system and the process: an assumption."""
 _STEPS = tuple(sorted({size << bit for size in (2, 3) for bit in range(9)} | {1}))
-"""Sizes of micro-batches that are tried, and numbers of them: 1, and powers of two and their halves more."""
+"""Tried sizes and numbers of micro-batches: 1, powers of two, and one and a half times these."""
 _MOST_MICRO_BATCHES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class OffloadPlan:
-    """The best block for one place of the caches: `micro_batches` of `micro_batch` sequences.
+    """The best block for one cache location: `micro_batches` of `micro_batch` sequences.
 
-    disk_share: of the weights, read from disk in every pass. prefill_s: of all prompts. decode_s: one token of all
-    sequences, at the mean length. bottleneck: what works longest while decoding.
+    disk_share: share of the weights that is read from disk in every pass. prefill_s: of all prompts. decode_s: one
+    token of all sequences, at the mean length. bottleneck: the busiest lane while decoding.
     """
 
     caches: CachePlace
@@ -57,7 +57,7 @@ class OffloadPlan:
 
 
 def plan_offload(question: PlanningQuestion, gpu: PlannedGpu) -> tuple[OffloadPlan, ...]:
-    """Return the best block for each place of caches; nothing without a host, or if the link is unknown."""
+    """Return the best block for each cache location; empty without a host, or if the link is unknown."""
     host = question.host
     stages = question.grid.pipeline if question.grid.pipeline > 1 else question.model.layers
     is_known = host is not None and (gpu.host_link or host.to_device_bytes_per_s)
@@ -74,7 +74,7 @@ def plan_offload(question: PlanningQuestion, gpu: PlannedGpu) -> tuple[OffloadPl
 def block_plan(
     question: PlanningQuestion, gpu: PlannedGpu, place: CachePlace, micro_batch: int, micro_batches: int
 ) -> OffloadPlan | None:
-    """Return what a block gives; None if it does not fit."""
+    """Return the plan of a block; None if it does not fit."""
     assert question.host is not None
     stages = question.grid.pipeline if question.grid.pipeline > 1 else question.model.layers
     machine = _Machine(question, gpu, question.host, stages)
@@ -82,7 +82,7 @@ def block_plan(
 
 
 def _blocks(machine: _Machine, place: CachePlace) -> Iterator[OffloadPlan]:
-    """Yield blocks that fit. A larger micro-batch than one that does not fit is not tried."""
+    """Yield blocks that fit. Micro-batches larger than one that does not fit are skipped."""
     for count in itertools.takewhile(lambda count: count <= _MOST_MICRO_BATCHES, _STEPS):
         schedule = BlockSchedule(machine.stages, count)
         for size in _STEPS:
@@ -94,7 +94,7 @@ def _blocks(machine: _Machine, place: CachePlace) -> Iterator[OffloadPlan]:
 
 @dataclass(frozen=True)
 class _Machine:
-    """A model, its work and the machine for it, whose stages are taken to be equal."""
+    """A model, its workload and its machine; stages are assumed to be equal."""
 
     question: PlanningQuestion
     gpu: PlannedGpu
@@ -102,7 +102,7 @@ class _Machine:
     stages: int
 
     def plan(self, place: CachePlace, schedule: BlockSchedule, micro_batch: int) -> OffloadPlan | None:
-        """Return what a block gives; None if it does not fit the GPU, the host or what may be on disk."""
+        """Return the plan of a block; None if it does not fit the GPU, the host or the permitted disk space."""
         work, model, block = self.question.work, self.question.model, micro_batch * schedule.micro_batches
         device = self._device_bytes(place, schedule, micro_batch)
         on_host = self._hidden_bytes(block) if place != "device" else 0
@@ -135,17 +135,17 @@ class _Machine:
 
     @property
     def _slot_bytes(self) -> int:
-        """Caches of a sequence at its full length, of all stages."""
+        """Bytes of a sequence's caches at its full length, over all stages."""
         model = self.question.model
         return model.kv_bytes_per_token * self.question.work.length + model.state_bytes
 
     def _hidden_bytes(self, sequences: int) -> int:
-        """Hidden states between two stages in the largest pass."""
+        """Bytes of hidden states between two stages in the largest pass."""
         model, work = self.question.model, self.question.work
         return model.dtype.size_bytes(sequences * min(work.chunk, work.input_len) * model.hidden_size)
 
     def _device_bytes(self, place: CachePlace, schedule: BlockSchedule, micro_batch: int) -> int:
-        """Weights of two stages, caches or buffers for them, and the activations of a micro-batch."""
+        """Bytes of two stages' weights, of caches or buffers for them, and of a micro-batch's activations."""
         model, work = self.question.model, self.question.work
         weights = math.ceil(2 * model.weight_bytes / self.stages)
         block = micro_batch * schedule.micro_batches
@@ -165,9 +165,9 @@ class _Machine:
         moved: tuple[float, float, float],
         passes: int = 1,
     ) -> PassTime:
-        """Return the time of a pass. point: (B, S, T) of a micro-batch in all `passes` together.
+        """Return the time of a pass. point: (B, S, T) of a micro-batch over all `passes`.
 
-        moved: cached tokens that a sequence reads, tokens that it adds, and the share of weights that is on disk.
+        moved: cached tokens that a sequence reads, tokens that it adds, and the share of weights on disk.
         """
         read, added, disk_share = moved
         model, host = self.question.model, self.host

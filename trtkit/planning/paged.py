@@ -1,4 +1,4 @@
-"""Caches in pages: what sequences take, and what a step copies before attention reads it."""
+"""Paged caches: the pages that sequences take, and what a step copies before attention reads it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CopiedPages:
-    """Layers that copy their pages next to each other; the others read them in place.
+    """Layers that copy their pages into contiguous memory; the others read them in place.
 
-    layers: how many copy. share, largest: which part of the caches' bytes they copy, and which part one copies at most.
+    layers: how many layers copy. share, largest: the share of the caches' bytes that they copy, and the largest share
+    that one layer copies.
     """
 
     layers: int
@@ -33,14 +34,14 @@ class CopiedPages:
 
 
 def whole_pages(tokens: int, page_tokens: int) -> int:
-    """Return how many pages a sequence of `tokens` tokens takes."""
+    """Return the number of pages of a sequence of `tokens` tokens."""
     return -(-tokens // page_tokens)
 
 
 def read_window(tokens: int, length: int, page_tokens: int) -> int:
-    """Return how many cached tokens of each sequence a call copies if the longest has `tokens`: a power of two.
+    """Return the cached tokens per sequence that a call copies if the longest one has `tokens`: a power of two.
 
-    length: that a slot has room for. page_tokens: of pages, of which whole ones are copied; 0 if caches are linear.
+    length: capacity of a slot. page_tokens: tokens per page, since whole pages are copied; 0 if caches are linear.
     """
     window = kv_window(tokens, length)
     return whole_pages(window, page_tokens) * page_tokens if page_tokens else window
@@ -51,8 +52,8 @@ def copied_pages(
 ) -> CopiedPages | None:
     """Return what steps of a config's engine copy; None if its caches are linear.
 
-    cache_format: of caches in 8 bits. Raises ConfigError if plugins are to read pages in place always and the backend
-    called so has none.
+    cache_format: of 8-bit caches. Raises ConfigError if plugins must always read pages in place and the named backend
+    has none.
     """
     if llm_options(config).page_size is None:
         return None
@@ -65,7 +66,7 @@ def copied_pages(
 
 
 def page_copies(spec: DecoderSpec, in_place: frozenset[int] = frozenset()) -> CopiedPages:
-    """Return what steps copy if all layers copy their pages, but those with the numbers `in_place`."""
+    """Return what steps copy if all layers copy their pages, except the layers numbered `in_place`."""
     attentions = {index: layer.mixer for index, layer in spec.numbered_layers if isinstance(layer.mixer, AttentionSpec)}
     cached = {index: attention.cached_elements for index, attention in attentions.items() if attention.caches}
     copied = [elements for index, elements in cached.items() if index not in in_place]

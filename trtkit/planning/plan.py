@@ -1,4 +1,4 @@
-"""Capacity before any GPU is rented: a model's exact counts against GPUs' published figures; assumptions."""
+"""Capacity planning without a GPU: a model's exact counts against GPUs' published figures, and the assumptions."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What a plan is computed for. Lengths in tokens; None for the defaults. prices: per hour, by GPU key.
+    """What to plan. Lengths in tokens; None for the defaults. prices: per hour, by GPU key.
 
-    requests_per_second: a load to carry, of images for networks that take no prompts. host: memory and disk that
-    stages in turn are offloaded to.
+    requests_per_second: the load to carry, in images for networks without prompts. host: memory and disk for offloading
+    stages that run in turn.
     """
 
     gpus: Sequence[PlannedGpu]
@@ -75,7 +75,7 @@ class PlanRequest:
     host: Host | None = None
 
     def demand(self, gpu: PlannedGpu) -> Demand:
-        """Return the load, and the price of an hour on a GPU."""
+        """Return the load, and a GPU's hourly price."""
         return Demand(self.requests_per_second, (self.prices or {}).get(gpu.key))
 
 
@@ -90,7 +90,7 @@ def make_plan(model: PlannedModel, request: PlanRequest, runner: Runner) -> Repo
 
 
 def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) -> PlanningQuestion:
-    """Count a language model's network, and return it with the work it is to do, caches as if they were linear.
+    """Count a language model's network; return it with its workload, with caches as if they were linear.
 
     Raises TrtkitError.
     """
@@ -126,7 +126,7 @@ def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
 
 
 def packed_room(options: LlmOptions, model: DecoderModel) -> PackedRoom:
-    """Return what an engine of packed calls has memory for, whatever a workload needs."""
+    """Return the capacity of an engine with packed calls, independent of the workload."""
     types = {model.dtype, FP32}  # the product, and the logits
     logit_bytes = sum(dtype.size_bytes(model.vocab_size) for dtype in types) if options.logits == "all" else 0
     return PackedRoom(most_prompt_tokens(options), most_row_tokens(options), logit_bytes)
@@ -155,9 +155,9 @@ def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Ll
 
 
 def _head_bytes(planned: PlannedModel, spec: DecoderSpec) -> tuple[int, int]:
-    """Return the weights of the draft head, and its cache of one token; zeros if there is none.
+    """Return the bytes of the draft head's weights, and of its cache per token; zeros if there is none.
 
-    Raises what `open_config_speculator` does for a head that does not fit.
+    Raises the errors of `open_config_speculator` for a head that does not fit.
     """
     record = None if planned.bundle is None else planned.bundle.manifest.decoder
     if record is not None and record.speculator is not None:
@@ -172,7 +172,7 @@ def _head_bytes(planned: PlannedModel, spec: DecoderSpec) -> tuple[int, int]:
 
 
 def _notes(planned: PlannedModel) -> list[str]:
-    """Return what is to be said of a language model's source and of its speculator."""
+    """Return notes on a language model's source and its speculator."""
     options, notes = llm_options(planned.config), [*planned.notes]
     if options.speculator is not None:
         notes.append("the head's weights and cache are counted; times are those without guesses, on one GPU")
@@ -180,7 +180,7 @@ def _notes(planned: PlannedModel) -> list[str]:
 
 
 def _in_pages(question: PlanningQuestion, planned: PlannedModel) -> tuple[PlanningQuestion, CopiedPages | None]:
-    """Return the question with caches in pages, and what steps copy of them, if the config has such caches."""
+    """Return the question with paged caches, and what steps copy of them, if the config has paged caches."""
     model, spec = question.model, question.spec
     pages = copied_pages(planned.config, planned.backend, spec, model.cache_format)
     size = llm_options(planned.config).page_size
@@ -225,7 +225,7 @@ def _plan_vision(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
 
 
 def _count(planned: PlannedModel, quantized: QuantizedModel | None, length: int, runner: Runner) -> NetworkCounts:
-    """Count a decoder's network in a process of its own."""
+    """Count a decoder's network in its own process."""
     fields = dict(planned.fields or {})
     return runner.run(
         COUNT_DECODER, CountRequest(planned.backend, planned.config, fields, planned.where, length, quantized)
@@ -285,7 +285,7 @@ def _tokens_for_memory(work: Workload, room: PackedRoom | None) -> str:
 
 
 def llm_assumptions(question: PlanningQuestion, pages: CopiedPages | None = None) -> list[str]:
-    """Return what holds for a plan of an LLM. pages: that a step copies; None if caches are linear."""
+    """Return the assumptions of an LLM plan. pages: what a step copies; None if caches are linear."""
     model, work, counts, room = question.model, question.work, question.counts, question.packed
     notes = [
         f"prompts of {work.input_len} tokens are prefilled whole for times, {_tokens_for_memory(work, room)}; "
@@ -322,7 +322,7 @@ def llm_assumptions(question: PlanningQuestion, pages: CopiedPages | None = None
 
 
 def _quantized_caches_note(model: DecoderModel, pages: CopiedPages | None) -> str:
-    """Say what caches in 8 bits need besides; an engine that reads pages where they are needs less than is counted."""
+    """Describe the memory that 8-bit caches add; an engine that reads pages in place needs less than is counted."""
     room = "8-bit caches also need room for one step's new keys and values"
     if pages is not None and not pages.layers:
         return f"{room}; room for one layer's caches in {model.dtype} is counted too, though attention reads the codes"
@@ -330,7 +330,7 @@ def _quantized_caches_note(model: DecoderModel, pages: CopiedPages | None) -> st
 
 
 def _pages_note(work: Workload, pages: CopiedPages) -> str:
-    """Say what caches in pages take, and which of them a step copies."""
+    """Describe the memory of paged caches, and which of them a step copies."""
     takes = f"caches are pages of {work.page_tokens} tokens, of which a sequence takes whole ones, and one is nobody's"
     if not pages.layers:
         return f"{takes}; attention reads them where they are"
@@ -342,7 +342,7 @@ def _pages_note(work: Workload, pages: CopiedPages) -> str:
 
 
 def _experts_note(model: DecoderModel, mixture: Mixture | None) -> str:
-    """Say which experts a step reads."""
+    """Describe which experts a step reads."""
     share = f"{model.active_parameters / model.parameters:.0%} of all weights"
     if mixture is None:
         return f"a step reads all experts, which compute every token; those that one token needs are {share}"
@@ -351,7 +351,7 @@ def _experts_note(model: DecoderModel, mixture: Mixture | None) -> str:
 
 
 def vision_assumptions(network: CountedNetwork) -> list[str]:
-    """Return what holds for a plan of a vision network."""
+    """Return the assumptions of a vision network's plan."""
     shapes = "; ".join(f"{name} {list(shape)}" for name, shape in network.shapes.items())
     low, high = network.batches
     known = f"counts hold for batch {low} alone" if low == high else "sizes but the batch are those of `opt`"
@@ -364,20 +364,20 @@ def vision_assumptions(network: CountedNetwork) -> list[str]:
 
 @dataclass(frozen=True)
 class VisionQuestion:
-    """A counted network and the images that come at once."""
+    """A counted network and the number of simultaneous images."""
 
     network: CountedNetwork
     batch: int
 
     @property
     def is_one_batch(self) -> bool:
-        """Whether counts are known at one batch only."""
+        """Whether counts are known for a single batch size only."""
         low, high = self.network.batches
         return low == high
 
 
 def plan_vision(question: VisionQuestion, gpu: PlannedGpu, demand: Demand = NO_DEMAND) -> VisionGpu:
-    """Return everything about one GPU. Times are floors: nothing that runs this network there can be faster."""
+    """Return the whole plan for one GPU. Times are floors: no implementation of this network can be faster on it."""
     counts, batch = question.network.counts, question.batch
     need = memory_need(counts, batch)
     if question.is_one_batch:
@@ -409,5 +409,5 @@ def speed(counts: NetworkCounts, batch: int, gpu: PlannedGpu, price_per_hour: fl
 
 
 def memory_need(counts: NetworkCounts, batch: int) -> MemoryNeed:
-    """Return the bytes of weights, and of results that are alive at once, nothing fused."""
+    """Return the bytes of weights, and the peak bytes of live results without fusion."""
     return MemoryNeed(counts.weight_bytes, 0, counts.activation_bytes((batch, 0, 0)))

@@ -1,4 +1,4 @@
-"""How a model is quantized: by a config's `quantize`, its `quantization_config` alone, or the network of a bundle."""
+"""How a model is quantized: by a config's `quantize`, by its `quantization_config`, or by a bundle's network."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Json = dict[str, Any]
 
 
 def quantized_of(planned: PlannedModel, spec: DecoderSpec) -> QuantizedModel | None:
-    """Return how the network of a plan is quantized, None if it is not.
+    """Return the quantization of a plan's network, None if there is none.
 
-    Raises ConfigError for a target whose GPUs cannot take its types, and what reading its source raises.
+    Raises ConfigError for a target whose GPUs lack its types, and errors from reading its source.
     """
     if planned.bundle is not None:
         return planned.bundle.network_record().quantization
@@ -50,7 +50,7 @@ def quantized_of(planned: PlannedModel, spec: DecoderSpec) -> QuantizedModel | N
 
 
 def _of_config(planned: PlannedModel, spec: DecoderSpec) -> QuantizedModel | None:
-    """Return how a config's network is to be quantized, or its source is."""
+    """Return the quantization of a config's network, by the config or already in the source."""
     config, file = planned.config, Path(planned.where)
     if config.quantize is not None and makes_checkpoint(config):
         return by_options(spec, config.quantize)
@@ -65,7 +65,7 @@ def _of_config(planned: PlannedModel, spec: DecoderSpec) -> QuantizedModel | Non
 
 
 def by_options(spec: DecoderSpec, options: QuantizeOptions) -> QuantizedModel:
-    """Return what a config's `quantize` makes of a model. Raises ConfigError as `choose` does."""
+    """Return the model quantized by a config's `quantize`. Raises ConfigError as `choose` does."""
     choice = choose(spec, options)
     layers = {}
     for layer in choice.methods:
@@ -77,7 +77,7 @@ def by_options(spec: DecoderSpec, options: QuantizeOptions) -> QuantizedModel:
 
 
 def by_source(spec: DecoderSpec, opened: DecoderSource) -> QuantizedModel | None:
-    """Return how a checkpoint is quantized, None if it is not. Its quantized layers are read one by one."""
+    """Return a checkpoint's quantization, None if there is none. Its quantized layers are read one at a time."""
     if not opened.quantized_by and opened.kv_cache is None:
         return None
     layers = {}
@@ -104,14 +104,14 @@ _MODELOPT = {
     "W4A16_NVFP4": LayerForm("fp4", FORMATS["fp4"].block),
     "MXFP8": LayerForm("mxfp8", FORMATS["mxfp8"].block, "mxfp8"),
 }
-"""By ModelOpt's `quant_algo`; a block of its own is `group_size`."""
+"""Forms by ModelOpt's `quant_algo`; a custom block size is in `group_size`."""
 
 
 def by_config(spec: DecoderSpec, section: Json, where: str) -> QuantizedModel:
-    """Return how a model's layers are quantized. section: its `quantization_config`.
+    """Return the quantization of a model's layers. section: its `quantization_config`.
 
-    What each tool writes there is in the modules of `trtkit.sources.quantized` that read its checkpoints.
-    Raises PlanError for what no network is written with.
+    What each tool writes there is documented in the modules of `trtkit.sources.quantized` that read its checkpoints.
+    Raises PlanError for a form that no network is written with.
     """
     method = str(section.get("quant_method", "modelopt"))
     if method not in _FORMS:
@@ -128,7 +128,7 @@ def by_config(spec: DecoderSpec, section: Json, where: str) -> QuantizedModel:
 
 
 def _is_left(layer: LinearLayer, section: Json) -> bool:
-    """Whether a layer stays as it is: by name, by a part of it, by glob or, after `re:`, by pattern."""
+    """Whether a layer is not quantized: by name, by part of it, by glob or, after `re:`, by regular expression."""
     left: list[str] = []
     for key in ("ignore", "exclude_modules", "modules_to_not_convert"):
         left += section.get(key) or ()
@@ -166,7 +166,7 @@ def _algorithm(section: Json) -> str:
 
 
 def _modelopt_form(section: Json, where: str) -> LayerForm:
-    """Return a layer's form. Raises PlanError for algorithms that are not known."""
+    """Return a layer's form. Raises PlanError for unknown algorithms."""
     name = _algorithm(section)
     if name not in _MODELOPT:
         raise PlanError(f"`quant_algo` is `{name}`", where, f"known: {', '.join(_MODELOPT)}")
@@ -175,7 +175,7 @@ def _modelopt_form(section: Json, where: str) -> LayerForm:
 
 
 def _grouped(section: Json, where: str) -> Callable[[LinearLayer], LayerForm | None]:
-    """Return the forms of AWQ and GPTQ: all linear layers but the head alike."""
+    """Return the form of AWQ and GPTQ, the same for all linear layers except the head."""
     bits = int(section.get("bits") or section.get("w_bit") or 4)
     group = int(section.get("group_size") or section.get("q_group_size") or 128)
     if bits not in (4, 8):
@@ -197,13 +197,13 @@ def _fp8(section: Json, _where: str) -> Callable[[LinearLayer], LayerForm | None
 
 
 def _mxfp4(_section: Mapping[str, object], _where: str) -> Callable[[LinearLayer], LayerForm | None]:
-    """Return the forms of gpt-oss: experts alone."""
+    """Return the form of gpt-oss, for experts only."""
     form = LayerForm("mxfp4", FORMATS["mxfp4"].block)
     return lambda layer: form if EXPERTS_PATH in layer.name else None
 
 
 def _bitnet(section: Mapping[str, object], _where: str) -> Callable[[LinearLayer], LayerForm | None]:
-    """Return the forms of ternary layers, which stay in int4, or in int8 if no block divides their columns."""
+    """Return the form of ternary layers, which remain in int4, or in int8 if no block size divides their columns."""
 
     def form_of(layer: LinearLayer) -> LayerForm | None:
         if layer.module == _HEAD and not section.get("modules_to_not_convert"):
@@ -229,7 +229,7 @@ def _targets(group: Mapping[str, Any], layer: LinearLayer) -> bool:
 
 
 def _scheme_form(group: Json, layer: LinearLayer, where: str) -> LayerForm:
-    """Return the form of one group of compressed-tensors."""
+    """Return the form of one compressed-tensors group."""
     weights, inputs = group["weights"], group.get("input_activations") or {}
     kind, bits, strategy = weights.get("type", "int"), int(weights.get("num_bits", 8)), weights.get("strategy")
     columns = weights.get("group_size") or (weights.get("block_structure") or (0, 0))[1]
@@ -249,7 +249,7 @@ def _scheme_form(group: Json, layer: LinearLayer, where: str) -> LayerForm:
 
 
 def _kv_cache(section: Json, where: str) -> Any:
-    """Return the caches' type, None if they stay."""
+    """Return the caches' type, None if they are not quantized."""
     scheme, named = section.get("kv_cache_scheme"), section.get("kv_cache_quant_algo")
     if not scheme and not named:
         return None

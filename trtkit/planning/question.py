@@ -1,4 +1,4 @@
-"""What a plan of a language model answers: a model with its counts, the work it is to do, and a load to carry."""
+"""The question that a language model's plan answers: a model with its counts, its workload, and a load to carry."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Host:
-    """What a GPU's machine has. read_bytes_per_s, write_bytes_per_s: of its disk; 0 if nothing may be there.
+    """A GPU's host machine. read_bytes_per_s, write_bytes_per_s: of its disk; 0 if the disk must not be used.
 
-    to_device_bytes_per_s, to_host_bytes_per_s: of the link; those of the GPU's link as published if None.
+    to_device_bytes_per_s, to_host_bytes_per_s: of the link; None for the published figures of the GPU's link.
     """
 
     memory_bytes: int
@@ -37,12 +37,12 @@ class Host:
 
 @dataclass(frozen=True)
 class PlanningQuestion:
-    """A model with its counts, and the work it is to do.
+    """A model with its counts and its workload.
 
-    grid: the ranks of its config. lora: its adapters. packed: the room of a call that decoding and prompts share; None
-    if they have a call each. plain: counts without the copies of windows, if `counts` has those. host: what stages in
-    turn are offloaded to; None if that is not planned. table_bytes: of embeddings that lie next to an engine which has
-    a copy as its head.
+    grid: the ranks of its config. lora: its adapters. packed: capacity of a call shared by decoding and prompts; None
+    if they use separate calls. plain: counts without copies of windows, if `counts` includes those. host: machine for
+    offloading stages that run in turn; None if that is not planned. table_bytes: of embeddings kept next to an engine
+    that has a copy as its head.
     """
 
     model: DecoderModel
@@ -57,9 +57,9 @@ class PlanningQuestion:
     table_bytes: int = 0
 
     def reading(self, window: str) -> NetworkCounts:
-        """Return the counts of an engine whose attention reads what `llm.kv_window` says.
+        """Return the counts of an engine whose attention reads the window of `llm.kv_window`.
 
-        TensorRT slices a window into memory of its own before attention reads it: it is read, written and read. Source:
+        TensorRT slices a window into its own memory before attention reads it: it is read, written and read. Source:
         the layers of a detailed build, TensorRT-RTX 1.7.1.
         """
         counts = self.counts if self.plain is None else self.plain
@@ -68,7 +68,7 @@ class PlanningQuestion:
 
     @cached_property
     def shares(self) -> tuple[GridShare, ...]:
-        """What one GPU of each grid that can share the model holds and computes, that of one GPU first."""
+        """One GPU's share in each grid that can share the model, starting with a single GPU."""
         return grid_shares(self.model, self.counts, self.spec, self.grid)
 
 
@@ -78,7 +78,7 @@ HOURS_PER_MONTH = 730
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """The smallest fleet that carries a load. per_gpu: requests a second. cost_per_month: None without a price."""
+    """The smallest fleet for a load. per_gpu: requests per second. cost_per_month: None without a price."""
 
     requests_per_second: float
     per_gpu: float
@@ -88,13 +88,13 @@ class LoadPlan:
 
 @dataclass(frozen=True)
 class Demand:
-    """The load of a GPU: requests a second, if any, at the price of an hour, if one is known."""
+    """Load in requests per second, if any, and a GPU's hourly price, if known."""
 
     requests_per_second: float | None = None
     price_per_hour: float | None = None
 
     def plan(self, per_gpu: float, *, fits: bool) -> LoadPlan | None:
-        """Return the GPUs for the load; None without a load, or if the GPU cannot hold or compute the model."""
+        """Return the number of GPUs for the load; None without one, or if the GPU cannot hold or compute the model."""
         if self.requests_per_second is None or not fits:
             return None
         gpus = math.ceil(self.requests_per_second / per_gpu)

@@ -1,4 +1,4 @@
-"""A plan as typed data: one report for language models and one for other networks, each with its JSON form."""
+"""Plans as typed data: one report for language models and one for other networks, each with its JSON form."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from trtkit.planning.streaming import StreamingPlan
 
 VERSION = 1
-"""Of the reports' JSON form."""
+"""Version of the reports' JSON form."""
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class LayerWork:
-    """Work of a kind of layer in one phase. products: operations on tensor cores, by type."""
+    """Work of one kind of layer in one phase. products: tensor core operations, by type."""
 
     flops: int
     products: dict[str, int]
@@ -39,7 +39,7 @@ class LayerWork:
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """A kind of layer, its work by phase."""
+    """One kind of layer with its work by phase."""
 
     group: str
     layers: int
@@ -60,7 +60,7 @@ class StepWork:
 
 @dataclass(frozen=True)
 class CacheRead:
-    """What attention is given to read in a decode step: tokens of each slot, bytes of all slots that are moved."""
+    """Attention's reads in a decode step: tokens of each slot, and bytes moved for all slots."""
 
     tokens: int
     bytes: int
@@ -68,7 +68,7 @@ class CacheRead:
 
 @dataclass(frozen=True)
 class LlmSpeed:
-    """Times and throughput of `batch` requests at once. ttft_of_all: until all prompts are prefilled."""
+    """Times and throughput of `batch` simultaneous requests. ttft_of_all: until all prompts are prefilled."""
 
     batch: int
     ttft: Floor
@@ -95,7 +95,7 @@ class VisionSpeed:
 
 @dataclass(frozen=True)
 class FormatPlan:
-    """What a format of weights and cache gives."""
+    """Results for a format of weights and cache."""
 
     name: str
     weight_bytes: int
@@ -108,9 +108,9 @@ class FormatPlan:
 
 @dataclass(frozen=True)
 class MixedStep:
-    """A step in which all requests decode and one reads the last `prompt_tokens` of its prompt.
+    """A step in which all requests decode and one of them reads the last `prompt_tokens` of its prompt.
 
-    packed: in one call. separate_ms: in a call for each.
+    packed: in one call. separate_ms: in two calls.
     """
 
     prompt_tokens: int
@@ -120,10 +120,10 @@ class MixedStep:
 
 @dataclass(frozen=True, kw_only=True)
 class SequencePlan:
-    """What GPUs save that share the tokens of a step (`parallel.sequence`), next to what each has without.
+    """Savings of GPUs that share a step's tokens (`parallel.sequence`), next to the figures without sharing.
 
-    tokens: new ones of the step. hidden_bytes: the hidden states that a GPU keeps while blocks compute.
-    between_bytes: what it writes for norms and residual sums of all layers. sent_bytes, links_s: over links.
+    tokens: new tokens in the step. hidden_bytes: hidden states that a GPU keeps while blocks compute. between_bytes:
+    written for norms and residual sums in all layers. sent_bytes, links_s: over links.
     """
 
     tokens: int
@@ -139,10 +139,11 @@ class SequencePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ContextPlan:
-    """What GPUs save that share cached positions (`parallel.context`) in a decode step, and what each has without.
+    """Savings of GPUs that share cached positions (`parallel.context`) in a decode step, next to those without sharing.
 
-    length: tokens of each sequence. cache_bytes: of a GPU. read_s: of reading it once. sent_bytes, links_s: over links.
-    step_s: of the whole step. pays_from: the length from which a step is faster; None if none up to the model's is.
+    length: tokens of each sequence. cache_bytes: per GPU. read_s: time to read it once. sent_bytes, links_s: over
+    links. step_s: of the whole step. pays_from: the length from which a step is faster; None if there is none within
+    the model's limit.
     """
 
     length: int
@@ -161,10 +162,10 @@ class ContextPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class GridPlan:
-    """What a grid of GPUs gives, with the time of its links.
+    """Results for a grid of GPUs, including communication time.
 
-    links_s_per_step: of a decode step, a part of `tpot_s`. best_at: among the grids of as many GPUs that fit.
-    sequence: what sharing tokens saves; None if GPUs do not share them. context: the same of cached positions.
+    links_s_per_step: of a decode step, included in `tpot_s`. best_at: among fitting grids with as many GPUs. sequence:
+    savings from sharing tokens; None if GPUs do not share them. context: the same for cached positions.
     """
 
     tensor: int
@@ -185,11 +186,10 @@ class GridPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class LlmGpu:
-    """A language model on one GPU model. Times are floors: nothing that runs this network there can be faster.
+    """A language model on one GPU model. Times are floors: no implementation of this network can be faster on it.
 
-    tpot_by_kv_window: a decode step where kernels read all that attention is given, by `llm.kv_window`.
-    mixed_steps: by the size of the chunk.
-    load: None without a load, or if the model does not fit. offload: the best block for each place of the caches.
+    tpot_by_kv_window: a decode step if kernels read all of attention's input, by `llm.kv_window`. mixed_steps: by chunk
+    size. load: None without a load, or if the model does not fit. offload: the best block for each cache location.
     """
 
     gpu: PlannedGpu
@@ -215,7 +215,7 @@ class LlmGpu:
 
 @dataclass(frozen=True, kw_only=True)
 class VisionGpu:
-    """A network of images or arrays on one GPU model. Times are floors. load: as of a language model."""
+    """A network of images or arrays on one GPU model. Times are floors. load: as for language models."""
 
     gpu: PlannedGpu
     memory: MemoryNeed
@@ -229,7 +229,7 @@ class VisionGpu:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class _PlanReport(HasPage, ABC):
-    """What both reports have. step: the whole network's work, by phase."""
+    """The common part of both reports. step: the whole network's work, by phase."""
 
     source: str
     layers: tuple[LayerGroup, ...]
@@ -242,7 +242,7 @@ class _PlanReport(HasPage, ABC):
         """Name of the model."""
 
     def __str__(self) -> str:
-        """Return what `trtkit plan` prints. What draws it lies above this package, so it is imported by its name."""
+        """Return what `trtkit plan` prints. The renderer lies above this package, so it is imported by name."""
         parts = importlib.import_module("trtkit.report.planning_tables").short_tables(self)
         return cast("str", importlib.import_module("trtkit.cli.tables").as_text(parts))
 
@@ -250,7 +250,7 @@ class _PlanReport(HasPage, ABC):
         return f"<plan of {self.name}>"
 
     def _common(self) -> Json:
-        """Return the part of the JSON form that both reports have."""
+        """Return the part of the JSON form that both reports share."""
         rows = [{**to_json(row), **to_json(row.phases)} for row in self.layers]
         layers = [{key: value for key, value in row.items() if key != "phases"} for row in rows]
         return {"layers": layers, "step": to_json(self.step), "assumptions": list(self.assumptions)}
@@ -258,9 +258,9 @@ class _PlanReport(HasPage, ABC):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LlmReport(_PlanReport):
-    """The plan of a language model. windowed_slot_bytes: of a slot if sliding layers kept only their window.
+    """The plan of a language model. windowed_slot_bytes: a slot's if sliding-window layers kept only their window.
 
-    kv_window: what attention is given to read, by `llm.kv_window`.
+    kv_window: attention's reads, by `llm.kv_window`.
     """
 
     model: DecoderModel
@@ -277,11 +277,11 @@ class LlmReport(_PlanReport):
 
     @property
     def slot_bytes(self) -> int:
-        """Cache and recurrent states of one slot at the end."""
+        """Bytes of cache and recurrent states of one slot at the end."""
         return self.model.slot_bytes(self.work.length)
 
     def to_json(self) -> Json:
-        """Return the form that users get."""
+        """Return the JSON form for users."""
         return {
             "version": VERSION,
             "kind": "llm",
@@ -312,7 +312,7 @@ class VisionReport(_PlanReport):
         return self.model_name
 
     def to_json(self) -> Json:
-        """Return the form that users get."""
+        """Return the JSON form for users."""
         return {
             "version": VERSION,
             "kind": "vision",
@@ -327,7 +327,7 @@ Report = LlmReport | VisionReport
 
 
 def gpu_facts(gpu: PlannedGpu) -> Json:
-    """Return the table's row, and what follows from it."""
+    """Return the table's row and derived figures."""
     return {
         "gpu": gpu.key,
         "name": gpu.name,
@@ -347,13 +347,13 @@ def gpu_facts(gpu: PlannedGpu) -> Json:
 
 
 def _gpu(plan: LlmGpu | VisionGpu) -> Json:
-    """Return a GPU's row with the plan and its speed."""
+    """Return a GPU's row with its plan and speed."""
     fields: Json = _form(plan)
     return {**gpu_facts(plan.gpu), **fields.pop("speed"), **fields}
 
 
 def _form(value: Any) -> Any:
-    """Return JSON data, floors in ms and memory with its sum."""
+    """Return JSON data, with floors in ms and memory with its sum."""
     if isinstance(value, Floor):
         compute_ms = None if value.compute_s is None else 1e3 * value.compute_s
         times = {"bound": value.bound, "compute_ms": compute_ms, "memory_ms": 1e3 * value.memory_s}

@@ -1,4 +1,4 @@
-"""The roofline: the least time that a network can take, and which of compute and memory it is bound by."""
+"""The roofline model: a lower bound on a network's time, and whether compute or memory bounds it."""
 
 from __future__ import annotations
 
@@ -12,57 +12,57 @@ if TYPE_CHECKING:
 
 
 class Roof(Protocol):
-    """What computes, by its best rates: a GPU by its published ones, or a machine by measured ones."""
+    """A processor with its best rates: a GPU with published ones, or a machine with measured ones."""
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """Bytes a second of its memory."""
+        """Memory bandwidth in bytes per second."""
         ...
 
     def rate(self, dtype: str) -> float | None:
-        """Return operations a second of matrix products, None if it is not known."""
+        """Return operations per second of matrix products, None if unknown."""
         ...
 
 
 @dataclass(frozen=True)
 class Floor:
-    """The least time. compute_s: None if no rate is known for a type; the floor is then memory's alone."""
+    """A lower bound on time. compute_s: None if a type's rate is unknown; the floor is then that of memory alone."""
 
     compute_s: float | None
     memory_s: float
 
     @property
     def seconds(self) -> float:
-        """The larger of both."""
+        """The larger of the two bounds."""
         return max(self.memory_s, self.compute_s or 0.0)
 
     @property
     def bound(self) -> str:
-        """What the time is bound by."""
+        """The resource that bounds the time."""
         if self.compute_s is None:
             return "memory, or compute of unknown rate"
         return "compute" if self.compute_s > self.memory_s else "memory"
 
 
 def floor(counts: NetworkCounts, point: Point, gpu: Roof) -> Floor:
-    """Return the least time of a network that is fused as well as can be, at (B, S, T)."""
+    """Return the minimum time of a perfectly fused network at (B, S, T)."""
     return mixed_floor(counts, (point,), gpu)
 
 
 def mixed_floor(counts: NetworkCounts, parts: Sequence[Point], gpu: Roof) -> Floor:
-    """Return the least time of a packed call, whose parts at (B, S, T) read weights, and experts, together."""
+    """Return the minimum time of a packed call, whose parts at (B, S, T) read weights and experts once, together."""
     counts = counts.of_step(*parts)
     memory_s = counts.moved_bytes.at(*parts) / gpu.bandwidth_bytes_per_s
     return Floor(_compute_s(counts.products, parts, gpu), memory_s)
 
 
 def group_floor(group: GroupCounts, point: Point, gpu: Roof) -> Floor:
-    """Return the least time of a group's layers on their own, each reading and writing its tensors."""
+    """Return the minimum time of a group's layers unfused, each reading and writing its tensors."""
     return Floor(_compute_s(group.products, (point,), gpu), group.bytes.at(point) / gpu.bandwidth_bytes_per_s)
 
 
 def unfused_s(counts: NetworkCounts, point: Point, gpu: Roof) -> float:
-    """Return the sum of all groups' least times: what to expect where TensorRT fuses nothing."""
+    """Return the sum of all groups' minimum times: what to expect if TensorRT fuses nothing."""
     return sum(group_floor(group, point, gpu).seconds for group in counts.of_step(point).groups)
 
 
@@ -73,11 +73,11 @@ def intensity(group: GroupCounts, point: Point) -> float:
 
 
 def compute_bound_batch(counts: NetworkCounts, length: int, gpu: Roof) -> int | None:
-    """Return the batch from which on decoding at `length` cached tokens is bound by compute; None if it never is.
+    """Return the batch from which decoding at `length` cached tokens is compute bound; None if there is none.
 
-    Never: each sequence's cache takes longer to read than its tokens take to compute, at any batch. Both sides are
-    lines in the batch, so two points give them; as long as a step reads but chosen experts or
-    active neurons, both bend.
+    There is none if each sequence's cache takes longer to read than its tokens take to compute, at any batch. Both
+    sides are linear in the batch, so two points determine them; while a step reads only chosen experts or active
+    neurons, both have a bend.
     """
     bends_at = counts.bends_at
     one, two = (floor(counts, (batch, 1, length), gpu) for batch in (bends_at, bends_at + 1))
@@ -96,7 +96,7 @@ def _is_compute_bound(counts: NetworkCounts, point: Point, gpu: Roof) -> bool:
 
 
 def _compute_s(products: Mapping[str, Multilinear], parts: Sequence[Point], gpu: Roof) -> float | None:
-    """Return the time of the tensor cores, None if a rate is not known."""
+    """Return the tensor cores' time, None if a rate is unknown."""
     total = 0.0
     for dtype, operations in products.items():
         rate = gpu.rate(dtype)

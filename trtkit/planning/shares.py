@@ -1,4 +1,4 @@
-"""What one GPU of each grid that can share a model holds, computes and moves; the same for all GPU models."""
+"""What one GPU holds, computes and moves in each grid that can share a model; the same for all GPU models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trtkit.planning.counts import GroupCounts, NetworkCounts
     from trtkit.planning.decoder_model import DecoderModel
 
-# Groups that tensor parallelism divides; norms, element-wise layers and lookups are done by all.
+# Groups that tensor parallelism divides; norms, element-wise layers and lookups run on all ranks.
 _DIVIDED = (
     "q, k, v projections",
     "latent expansion",
@@ -40,10 +40,10 @@ SIZES = (2, 4, 8, 16)
 class GridShare:
     """One GPU's share of a model on a grid.
 
-    counts: as if it did all layers, with its share of each. weight_bytes: of the rank with the most. kv_per_token,
-    state_bytes: of the rank with the largest caches, and with the largest states. reduces: all-reduces of a step, which
-    are reduce-scatters if ranks share tokens; then `gathers` of its blocks begin with an all-gather.
-    between: hidden states that norms and residual sums of a step write, one of each token.
+    counts: as if it computed all layers, with its share of each. weight_bytes: of the rank with the most. kv_per_token,
+    state_bytes: of the rank with the largest caches, and with the largest states. reduces: all-reduces per step, or
+    reduce-scatters if ranks share tokens; then `gathers` of its blocks begin with an all-gather. between: number of
+    hidden states per token that a step's norms and residual sums write.
     """
 
     grid: Grid
@@ -61,12 +61,12 @@ class GridShare:
         return self.grid.sequence or self.grid.context > 1
 
     def hidden_tokens(self, tokens: int) -> int:
-        """Return of how many of a step's tokens a GPU has hidden states between blocks."""
+        """Return for how many of a step's tokens a GPU has hidden states between blocks."""
         return -(-tokens // self.grid.tensor) if self.grid.sequence else tokens
 
 
 def grid_shares(model: DecoderModel, counts: NetworkCounts, spec: DecoderSpec, own_grid: Grid) -> tuple[GridShare, ...]:
-    """Return the shares of one GPU, of the model's own grid, and of those of 2 to 16 GPUs that can share the model."""
+    """Return one GPU's share for a single GPU, the model's own grid, and the grids of 2 to 16 GPUs that fit it."""
     by_ranks: dict[tuple[int, int], NetworkCounts] = {}
     shares = []
     grids = {SINGLE, replace(own_grid, expert=1), *_grids(spec)}
@@ -84,9 +84,10 @@ def grid_shares(model: DecoderModel, counts: NetworkCounts, spec: DecoderSpec, o
 
 
 def tensor_share(counts: NetworkCounts, spec: DecoderSpec, grid: Grid, dtype: DType) -> NetworkCounts:
-    """Return what one GPU of a tensor parallel model computes and moves, if it did all layers. dtype: the network's.
+    """Return what one GPU of a tensor parallel model computes and moves, as if it had all layers.
 
-    grid: without stages. GPUs that share positions attend to their part with all heads: as many products.
+    dtype: the network's. grid: without stages. GPUs that share positions attend to their part with all heads, which
+    takes as many products.
     """
     if (gpus := grid.tensor) == 1:
         return counts
@@ -108,9 +109,9 @@ def tensor_share(counts: NetworkCounts, spec: DecoderSpec, grid: Grid, dtype: DT
 
 
 def rank_bytes(model: DecoderModel, spec: DecoderSpec, grid: Grid) -> tuple[int, int]:
-    """Return the weights of the rank with the most, and the cache of a token of the rank with the largest.
+    """Return the weights of the largest rank, and the cache per token of the rank with the largest cache.
 
-    Ranks that share positions have a part of each token's cache on average.
+    Ranks that share positions hold a part of each token's cache on average.
     """
     parts = _stages(spec, grid)
     parameters = max(_parameters(part) for part in parts)
@@ -119,10 +120,10 @@ def rank_bytes(model: DecoderModel, spec: DecoderSpec, grid: Grid) -> tuple[int,
 
 
 def context_bytes(spec: DecoderSpec, grid: Grid, dtype: DType) -> list[int]:
-    """Return what ranks that share positions exchange of a token in addition, by collective; empty for other ranks.
+    """Return the extra bytes per token that ranks sharing positions exchange, by collective; empty for other ranks.
 
-    In each layer, queries, and keys and values that ranks do not have alike, are gathered in the network's type, and
-    each rank's results of all heads, with two numbers each, are merged in fp32.
+    In each layer, queries, and keys and values that are not replicated on ranks, are gathered in the network's type,
+    and each rank's results of all heads, with two numbers each, are merged in fp32.
     """
     if grid.context == 1:
         return []
@@ -137,19 +138,19 @@ def context_bytes(spec: DecoderSpec, grid: Grid, dtype: DType) -> list[int]:
 
 
 def _stages(spec: DecoderSpec, grid: Grid) -> list[DecoderSpec]:
-    """Return what the first rank of each pipeline stage computes."""
+    """Return the spec of the first rank of each pipeline stage."""
     return [rank_spec(spec, grid, rank) for rank in range(0, grid.ranks, grid.stage_ranks)]
 
 
 def reduces_of(layer: LayerSpec) -> int:
-    """Return how many all-reduces a layer has."""
+    """Return the number of all-reduces in a layer."""
     moe = layer.feed_forward
     is_apart = isinstance(moe, MoeSpec) and moe.shared is not None and not (moe.joins_shared and moe.apart is None)
     return (layer.mixer is not None) + (layer.beside is not None) + (moe is not None) + is_apart
 
 
 def gathers_of(layer: LayerSpec, block: BlockSpec) -> int:
-    """Return how often the blocks of a layer read hidden states that other blocks of it do not."""
+    """Return how often a layer's blocks read hidden states that no other of its blocks reads."""
     moe = layer.feed_forward
     reads_both = isinstance(moe, MoeSpec) and moe.apart is not None
     is_read_twice = block.is_parallel and layer.mixer is not None and "mlp_norm" not in block.norms
@@ -157,7 +158,7 @@ def gathers_of(layer: LayerSpec, block: BlockSpec) -> int:
 
 
 def between_blocks_of(layer: LayerSpec, block: BlockSpec) -> int:
-    """Return how many norms and residual sums a layer has."""
+    """Return the number of norms and residual sums in a layer."""
     sums = (layer.mixer is not None) + (layer.feed_forward is not None)
     return sums + sum(layer.has_norm(name) for name in block.norms)
 

@@ -1,4 +1,4 @@
-"""What a plan's PATH represents: a bundle, a config, a folder or file of a Hugging Face config, a published model."""
+"""The model named by a plan's PATH: a bundle, a config, a Hugging Face folder or file, or a published model."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ _TOWER = "the vision tower is not counted, the language model is"
 class PlannedModel:
     """A model to plan for. fields: of a decoder's config.json, None for other networks.
 
-    max_length: tokens of a slot of the engine, 0 where none is built. bundle: None unless PATH was one. has_tower: next
-    to the language model, which is all that is counted. published: where its numbers are from, if it is known by name.
+    max_length: tokens per slot of the engine, 0 if none is built. bundle: None unless PATH was one. has_tower: whether
+    a vision tower precedes the language model, which alone is counted. published: source of its figures, if it is known
+    by name.
     """
 
     name: str
@@ -66,17 +67,17 @@ class PlannedModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be said of its numbers."""
+        """Notes on its figures."""
         return tuple(filter(None, (_TOWER if self.has_tower else "", self.published)))
 
     @property
     def takes_vectors(self) -> bool:
-        """Whether its embeddings lie next to its engine, as those of vision-language models do."""
+        """Whether its embeddings are kept next to its engine, as in vision-language models."""
         return self.has_tower or llm_options(self.config).inputs == "embeds"
 
 
 def find_model(path: str, overrides: Sequence[str | Override] = (), target: str | None = None) -> PlannedModel:
-    """Return the model that `path` names. Weights are not read, and need not be there for an LLM.
+    """Return the model at `path`. Weights are not read, and may be missing for an LLM.
 
     Raises ConfigError, SourceError, BundleError, PlanError.
     """
@@ -101,7 +102,7 @@ def find_model(path: str, overrides: Sequence[str | Override] = (), target: str 
 
 
 def _of_hub(hub_id: str, overrides: Sequence[str | Override]) -> PlannedModel:
-    """Return a model of Hugging Face's hub, of which a language model's config.json is enough."""
+    """Return a model from Hugging Face's hub; a language model needs only its config.json."""
     folder = fetch_config(hub_id)
     if not _is_built_as_it_stands(str(folder), folder):
         return _of_config_json(folder / CONFIG, overrides)
@@ -109,7 +110,7 @@ def _of_hub(hub_id: str, overrides: Sequence[str | Override]) -> PlannedModel:
 
 
 def _is_built_as_it_stands(path: str, folder: Path) -> bool:
-    """Whether a folder holds more than a plan for a language model needs: TensorRT-LLM's, or of a vision model."""
+    """Whether a folder is built as a whole: a TensorRT-LLM checkpoint or a vision model, rather than a bare config."""
     if not (folder / CONFIG).is_file():
         return False
     return source_kind(folder) == "trtllm" or resolve(find_model_config(path)).interface == "arrays"
@@ -124,7 +125,7 @@ def architectures() -> dict[str, Json]:
 
 
 def model_of_bundle(bundle: Bundle) -> PlannedModel:
-    """Return the model that a bundle holds."""
+    """Return a bundle's model."""
     manifest, fields, limit = bundle.manifest, None, 0
     where = bundle.path / "model" / CONFIG
     if manifest.interface == "tokens":
@@ -136,7 +137,7 @@ def model_of_bundle(bundle: Bundle) -> PlannedModel:
 
 
 def _of_config(path: str, overrides: Sequence[str | Override], target: str | None) -> PlannedModel:
-    """Return what a YAML file, a shipped config, a model's file or folder represents."""
+    """Return the model of a YAML file, a shipped config, or a model's file or folder."""
     if file_kind(path) in (None, "config") and not Path(path).expanduser().is_dir():
         _check_name(path)
     return model_of_config(find_model_config(path, overrides, target), path)
@@ -148,9 +149,9 @@ def _not_counted(where: str) -> SourceError:
 
 
 def model_of_config(config: ModelConfig, path: str = "") -> PlannedModel:
-    """Return the model that `config` builds. path: where the config is; its name unless given.
+    """Return the model that `config` builds. path: of the config; its name unless given.
 
-    Raises SourceError if a language model's `config.json` is not there.
+    Raises SourceError if a language model's `config.json` is missing.
     """
     backend = choose_backend(load_target(config.target).backend)
     if resolve(config).interface == "arrays":
@@ -181,7 +182,7 @@ def _check_name(path: str) -> None:
 
 
 def _of_config_json(file: Path, overrides: Sequence[str | Override]) -> PlannedModel:
-    """Return the LLM that a config.json describes; its weights may be elsewhere."""
+    """Return the LLM described by a config.json; its weights may be elsewhere."""
     if not file.is_file():
         fix = f"give a bundle, a config, or a folder with {CONFIG}"
         raise PlanError(f"the folder has neither `manifest.json` nor `{CONFIG}`", str(file.parent), fix)
@@ -192,7 +193,7 @@ def _of_config_json(file: Path, overrides: Sequence[str | Override]) -> PlannedM
 
 
 def _fields(file: Path) -> Json:
-    """Return a language model's fields; how it is quantized is read apart from them. Raises SourceError."""
+    """Return a language model's fields without its quantization, which is read separately. Raises SourceError."""
     fields = text_fields(file)
     if fields.get("model_type") in ENCODER_DECODERS:
         raise _not_counted(str(file))
@@ -211,7 +212,7 @@ def _of_architecture(name: str, overrides: Sequence[str | Override]) -> PlannedM
 
 
 def _bare_config(folder: str, name: str, precision: str, overrides: Sequence[str | Override]) -> ModelConfig:
-    """Return the config that a bare model represents, with `overrides`."""
+    """Return the config of a bare model, with `overrides`."""
     safe = "".join(char if char.isalnum() or char in "._-" else "-" for char in name)
     data: Json = {"name": safe, "source": {"hf": folder}, "precision": precision, "llm": {}}
     for change in read_overrides(overrides):

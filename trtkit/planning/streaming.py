@@ -1,4 +1,4 @@
-"""What a budget for weights costs: those beyond it are copied from the host in every step."""
+"""The cost of a weight budget: weights beyond it are copied from the host in every step."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from trtkit.planning.question import PlanningQuestion
 
 _SHARES = (0, 25, 50, 75, 100)
-"""Budgets that are planned, in percent of the weights."""
+"""Planned budgets, in percent of the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamingPlan:
-    """What a budget for weights gives; those beyond it are copied from the host in every step.
+    """Results for a weight budget; weights beyond it are copied from the host in every step.
 
-    stream_s_per_step: what the copies take. most_decode_tokens_per_second: with the largest batch, 0 if none fits.
-    free_from_batch: the batch from which a step takes longer on the GPU than its copies; None if there is none.
+    stream_s_per_step: time of the copies. most_decode_tokens_per_second: with the largest batch, 0 if none fits.
+    free_from_batch: the batch from which the GPU's work in a step takes longer than the copies; None if there is none.
     """
 
     budget_bytes: int
@@ -38,9 +38,9 @@ class StreamingPlan:
 
 
 def plan_streaming(question: PlanningQuestion, gpu: PlannedGpu, footprint: Footprint) -> tuple[StreamingPlan, ...]:
-    """Return what budgets give on a GPU, from none of the weights to all, and the largest that lets the requests fit.
+    """Return budgets' results on a GPU, from none to all of the weights, and for the largest that fits the requests.
 
-    footprint: with all weights on the GPU. Nothing if the GPU's link to the host is unknown.
+    footprint: with all weights on the GPU. Empty if the GPU's link to the host is unknown.
     """
     if not gpu.host_link:
         return ()
@@ -51,7 +51,7 @@ def plan_streaming(question: PlanningQuestion, gpu: PlannedGpu, footprint: Footp
 
 
 def _plan(question: PlanningQuestion, gpu: PlannedGpu, footprint: Footprint, weights: int) -> StreamingPlan:
-    """Return what one budget gives. A step takes as long as its copies or as the GPU, whichever is longer."""
+    """Return one budget's results. A step takes as long as its copies or the GPU's work, whichever is longer."""
     work, streamed = question.work, weights - footprint.weights
     stream_s = 1e-9 * streamed / known_links().links[gpu.host_link].gb_per_s
 

@@ -1,7 +1,7 @@
-"""What a described network has to compute and to move: by group of layers, and as a whole at best.
+"""Computation and memory traffic of a described network: by group of layers, and at best as a whole.
 
-A layer on its own moves its operands and its result. A whole network that is fused as well as can be moves no more than
-its weights, its inputs and outputs, and the rows of its caches that are read and written.
+A layer on its own moves its operands and its result. A perfectly fused network moves only its weights, its inputs and
+outputs, and the cache rows that are read and written.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
     from trtkit.network.record import LayerRecord, NetworkRecord
 
-# Layers whose work is done by tensor cores.
+# Layers that compute on tensor cores.
 PRODUCTS = {"MATRIX_MULTIPLY", "CONVOLUTION", "DECONVOLUTION", "EINSUM", "ATTENTION_INPUT"}
-# Layers that read only those rows of their first operand that they give.
+# Layers that read only the rows of their first operand that they return.
 _PICK = {"GATHER", "SLICE"}
-# Layers whose constants are tables, and constants that are positions, axes and sizes: no weights either way.
+# Layers whose constants are tables, and constants that are positions, axes or sizes: neither count as weights.
 _UNWEIGHTED = {*_PICK, "ROTARY_EMBEDDING"}
 _INDICES = {"int32", "int64", "bool"}
 
 
 @dataclass
 class GroupCost:
-    """Layers of one kind. products: operations on tensor cores by type. weight_bytes: as stored; in `bytes` too."""
+    """Layers of one kind. products: tensor core operations by type. weight_bytes: as stored; included in `bytes`."""
 
     layers: int = 0
     flops: int = 0
@@ -41,8 +41,8 @@ class GroupCost:
 class NetworkCost:
     """A whole network at the shapes it was described at.
 
-    fused_bytes: the fewest bytes it has to move. cache_bytes: the part of these that is read from caches.
-    alive_bytes: results that are alive while each layer runs, caches and weights aside, nothing fused.
+    fused_bytes: the fewest bytes it must move. cache_bytes: the part of these that is read from caches. alive_bytes:
+    live results while each layer runs, excluding caches and weights, without fusion.
     """
 
     groups: dict[str, GroupCost]
@@ -52,7 +52,7 @@ class NetworkCost:
 
 
 def network_cost(record: NetworkRecord, group_of: Callable[[str, str], str]) -> NetworkCost:
-    """Return the cost of a described network. group_of: from a layer's name and type to its group."""
+    """Return the cost of a described network. group_of: maps a layer's name and type to its group."""
     stored = _stored_bytes(record.layers)
     sources = _quantized_sources(record.layers)
     groups: dict[str, GroupCost] = defaultdict(GroupCost)
@@ -64,7 +64,7 @@ def network_cost(record: NetworkRecord, group_of: Callable[[str, str], str]) -> 
 
 
 def repeated(few: NetworkCost, more: NetworkCost, times: int) -> NetworkCost:
-    """Return the cost of a network with `times` more of what `more` has besides `few`."""
+    """Return the cost of a network that adds `times` more of the difference between `more` and `few`."""
 
     def grown(small: int, large: int) -> int:
         return large + times * (large - small)
@@ -82,7 +82,7 @@ def repeated(few: NetworkCost, more: NetworkCost, times: int) -> NetworkCost:
 
 
 def _add(group: GroupCost, layer: LayerRecord, stored: dict[str, int], sources: dict[str, str]) -> None:
-    """Add one layer that runs to its group."""
+    """Add a layer that runs to its group."""
     group.layers += 1
     group.flops += layer.flops
     if layer.type in PRODUCTS:
@@ -94,9 +94,9 @@ def _add(group: GroupCost, layer: LayerRecord, stored: dict[str, int], sources: 
 
 
 def _stored_bytes(layers: Sequence[LayerRecord]) -> dict[str, int]:
-    """Return the bytes in memory of every tensor that follows from constants alone, which TensorRT folds.
+    """Return the stored bytes of every tensor that depends on constants only, which TensorRT folds.
 
-    A dequantized constant is read as it is stored.
+    A dequantized constant is read in its stored form.
     """
     stored: dict[str, int] = {}
     for layer in layers:
@@ -110,12 +110,12 @@ def _stored_bytes(layers: Sequence[LayerRecord]) -> dict[str, int]:
 
 
 def _quantized_sources(layers: Sequence[LayerRecord]) -> dict[str, str]:
-    """Return, by dequantized tensor, the type that it was dequantized from."""
+    """Return, by dequantized tensor, its type before dequantization."""
     return {layer.outputs[0].name: layer.inputs[0].dtype for layer in layers if layer.type == "DEQUANTIZE"}
 
 
 def _product_type(layer: LayerRecord, sources: dict[str, str]) -> str:
-    """Return the type of a product: the narrow one where both operands were dequantized, which TensorRT fuses."""
+    """Return the type of a product: the narrow one if both operands were dequantized, which TensorRT fuses."""
     operands = [sources.get(tensor.name, tensor.dtype) for tensor in layer.inputs[:2]]
     if len(operands) == 2 and any(tensor.name not in sources for tensor in layer.inputs[:2]):
         return layer.inputs[0].dtype
@@ -123,7 +123,7 @@ def _product_type(layer: LayerRecord, sources: dict[str, str]) -> str:
 
 
 def _least_bytes(layer: LayerRecord, stored: dict[str, int]) -> int:
-    """Return what one layer has to move: operands, weights and result, but of large tables only the rows it takes."""
+    """Return the bytes that a layer must move: operands, weights and result; of large tables only the rows it takes."""
     result = sum(tensor.size_bytes for tensor in layer.outputs)
     if layer.type == "KV_CACHE_UPDATE":  # in place: new rows are read and written
         return 2 * layer.inputs[1].size_bytes
@@ -140,7 +140,7 @@ def _least_bytes(layer: LayerRecord, stored: dict[str, int]) -> int:
 
 
 def _fused_bytes(record: NetworkRecord, stored: dict[str, int]) -> tuple[int, int]:
-    """Return the least bytes of the whole, and how many of these are read from caches."""
+    """Return the fewest bytes of the whole network, and how many of these are read from caches."""
     running = [layer for layer in record.layers if not all(tensor.name in stored for tensor in layer.outputs)]
     weights: dict[str, int] = {}
     picked = written = 0
@@ -168,12 +168,12 @@ def _cache_names(layers: Sequence[LayerRecord]) -> set[str]:
 
 
 def _updated(layers: Sequence[LayerRecord]) -> set[str]:
-    """Return the same caches under the names of their updates."""
+    """Return the same caches under their names after the updates."""
     return {layer.outputs[0].name for layer in layers if layer.type == "KV_CACHE_UPDATE"}
 
 
 def _alive_bytes(record: NetworkRecord, stored: dict[str, int]) -> list[int]:
-    """Return, by layer, the bytes of results that are alive while it runs: from who gives them to who last reads."""
+    """Return, by layer, the bytes of live results while it runs, each from its producer to its last consumer."""
     skipped = {*stored, *_updated(record.layers), *(tensor.name for tensor in record.inputs)}
     last = {tensor.name: index for index, layer in enumerate(record.layers) for tensor in layer.inputs}
     ends: dict[int, int] = defaultdict(int)

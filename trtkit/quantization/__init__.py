@@ -1,1 +1,1 @@
-"""Jobs that quantize models, by ModelOpt: language models, vision models, models part by part, and what layers lose."""
+"""Jobs that quantize language models, vision models and single parts with ModelOpt, and score the loss per layer."""

@@ -1,4 +1,4 @@
-"""Quantization of a model part by part: the options of each part, and the data that it is measured on."""
+"""Quantization part by part: each part's options, and its calibration data."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from trtkit.models.hybrids.spec import HybridSpec, Part
 
 VISION = "vision"
-"""The part of a vision-language model that has options of its own."""
+"""The part of a vision-language model that has its own options."""
 SUMMARY = "the model cannot be quantized this way"
 
 
 def check_names(options: QuantizeOptions, names: Collection[str]) -> None:
-    """Refuse options of parts that the model does not have. Raises ConfigError."""
+    """Refuse options for parts that the model does not have. Raises ConfigError."""
     there = f"its parts are {', '.join(names)}" if names else "remove it: the model is not made of parts"
     unknown = [name for name in options.parts if name not in names]
     if unknown:
@@ -39,7 +39,7 @@ def check_names(options: QuantizeOptions, names: Collection[str]) -> None:
 
 
 def check_options(options: PartOptions, key: str = "quantize") -> None:
-    """Refuse what is not for vision models. key: of the options. Raises ConfigError."""
+    """Refuse options that do not apply to vision models. key: of the options in the config. Raises ConfigError."""
     problems = []
     if options.method not in methods_for("vision"):
         fix = f"use one of {', '.join(methods_for('vision'))}"
@@ -53,7 +53,7 @@ def check_options(options: PartOptions, key: str = "quantize") -> None:
 
 
 def check_types(options: PartOptions, target: Target, fallback: str | None = None) -> None:
-    """Refuse types that a target's GPUs cannot compute in. fallback: the method of layers that a budget leaves.
+    """Refuse types that a target's GPUs do not support. fallback: the method of layers left by a budget.
 
     Raises ConfigError.
     """
@@ -65,7 +65,7 @@ _OF_LLMS = {"kv_cache": "a KV cache format", "smoothing": "SmoothQuant's alpha",
 
 @dataclass(frozen=True)
 class PartChoice:
-    """What is requested of one part. key: of its options in the config, for errors."""
+    """The quantization options of one part. key: of its options in the config, for errors."""
 
     part: Part
     options: PartOptions
@@ -101,7 +101,7 @@ class PartChoice:
                 yield Problem(f"part `{name}` {route} and cannot be {method}", key, fix)
 
     def method_of(self, path: str) -> str:
-        """Return a layer's method, `none` where it stays."""
+        """Return a layer's method; `none` if it is not quantized."""
         options = self.options
         if any(fnmatch.fnmatchcase(path, glob) for glob in options.exclude):
             return NONE
@@ -111,13 +111,13 @@ class PartChoice:
 
 @dataclass(frozen=True)
 class HybridQuantization:
-    """What is requested of all parts of a hybrid. choices: by part; layers: the method of each written layer."""
+    """The quantization of all parts of a hybrid. choices: by part. layers: the method of each written layer."""
 
     choices: dict[str, PartChoice]
     layers: dict[str, str]
 
     def weights(self, arrays: Mapping[str, Any]) -> RoundedWeights:
-        """Return weights by `part.path`, those of chosen layers rounded as they are read."""
+        """Return weights by `part.path`; those of quantized layers are rounded as they are read."""
         return RoundedWeights(arrays, self.layers, {name: choice.options for name, choice in self.choices.items()})
 
     @property
@@ -126,12 +126,12 @@ class HybridQuantization:
         return {*parsed, *self.layers.values()} - {NONE}
 
     def described(self, part: str) -> str:
-        """Say how many layers of a written part have which method."""
+        """Return a written part's layer count per method, as text."""
         counts = Counter(method for path, method in self.layers.items() if path.startswith(f"{part}."))
         return ", ".join(f"{count} layers {method}" for method, count in counts.items())
 
     def check_globs(self, nodes: Mapping[str, Collection[str]]) -> None:
-        """Refuse globs that match nothing. nodes: of each part that is parsed. Raises ConfigError."""
+        """Refuse globs that match nothing. nodes: of each parsed part. Raises ConfigError."""
         names = {name: [*nodes.get(name, ()), *_linear_layers(choice.part)] for name, choice in self.choices.items()}
         problems = []
         for key, options in {choice.key: choice.options for choice in self.choices.values()}.items():
@@ -150,7 +150,7 @@ _NAMES = "names begin with the part's, such as `encoder.layers.0.*`; `trtkit ins
 
 
 def hybrid_quantization(spec: HybridSpec, options: QuantizeOptions) -> HybridQuantization:
-    """Return what is requested of each part of a hybrid. Raises ConfigError for what a part cannot have."""
+    """Return the quantization of each part of a hybrid. Raises ConfigError for options that a part does not support."""
     check_names(options, [part.name for part in spec.parts])
     choices = {part.name: _choice(part, options) for part in spec.parts}
     problems = [problem for choice in choices.values() for problem in choice.problems()]
@@ -172,7 +172,7 @@ def _choice(part: Part, options: QuantizeOptions) -> PartChoice:
 
 
 def _layers(choice: PartChoice) -> dict[str, str]:
-    """Return the method of each layer of a part that is quantized: not of those that no block divides."""
+    """Return the method of each quantized layer of a part, leaving out layers that no block size divides."""
     columns = _linear_layers(choice.part)
     methods = {path: choice.method_of(path) for path in columns}
     return {
@@ -183,7 +183,7 @@ def _layers(choice: PartChoice) -> dict[str, str]:
 
 
 def _linear_layers(part: Part) -> dict[str, int]:
-    """Return the columns of each linear layer that the network API writes for a part, the part's name first."""
+    """Return the column count of each linear layer that the network API writes for a part, by `part.path`."""
     return {
         f"{part.name}.{weight.path.removesuffix('.weight')}": weight.shape[1]
         for weight in (part.weights if isinstance(part, NetworkPart) else ())
@@ -194,9 +194,9 @@ def _linear_layers(part: Part) -> dict[str, int]:
 def with_own_arrays(
     choice: PartChoice, input_names: Collection[str], whole: Collection[str], folder: Path
 ) -> PartChoice:
-    """Return the choice with .npz files that hold the part's inputs alone, in `folder`, where its data has others.
+    """Return the choice with calibration files in `folder` that hold only the part's inputs, if its data has others.
 
-    own, whole: names of the part's inputs and of the model's. Raises SourceError for files that cannot be read.
+    input_names, whole: names of the part's inputs and of the model's. Raises SourceError for unreadable files.
     """
     options = choice.options
     if not needs_data(options.method) or options.calibration.data is None:

@@ -1,7 +1,7 @@
-"""Weights in four bits: rounding by block, AWQ's scaling of input channels, GPTQ's compensation.
+"""4-bit weights: rounding by block, AWQ's scaling of input channels, GPTQ's error compensation.
 
-ModelOpt has AWQ and GPTQ too, without zero points, and takes ten times as long: it runs the model for every candidate,
-while here all follows from each layer's second moments `x^T x`, which one pass measures.
+ModelOpt also has AWQ and GPTQ, but without zero points and ten times slower: it runs the model for every candidate,
+while here everything follows from each layer's second moments `x^T x`, measured in one pass.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ Levels = tuple[torch.Tensor, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class Rounding:
-    """How weights become levels.
+    """How weights are rounded.
 
-    block: columns that share a scale. has_zero_points: levels span a block's values, rather than its magnitudes.
+    block: columns that share a scale. has_zero_points: whether levels span the range of a block's values, rather than
+    of their magnitudes.
     """
 
     block: int
     has_zero_points: bool = False
 
     def levels(self, weight: torch.Tensor) -> Levels:
-        """Return the levels of a weight [out, in] that span each block's values."""
+        """Return the levels of a weight [out, in] that span each block's range."""
         blocks = self._blocks(weight)
         if not self.has_zero_points:
             return (blocks.abs().amax(-1) / _LARGEST).clamp(min=_TINY), None
@@ -49,9 +50,9 @@ class Rounding:
         return scales, low + 8 * scales
 
     def nearest_levels(self, weight: torch.Tensor, squares: torch.Tensor) -> Levels:
-        """Return the levels that lose least: those of a part of each block's range, what is beyond it cut off.
+        """Return the levels of least error, which span a part of each block's range and clip the rest.
 
-        squares: mean squares of the inputs that meet each column, [in]; errors weigh as much.
+        squares: mean squares of each column's inputs, [in], which weight the errors.
         """
         blocks, weights = self._blocks(weight), squares.reshape(1, -1, self.block)
         scales, offsets = self.levels(weight)
@@ -70,13 +71,13 @@ class Rounding:
 
 
 def round_to(weight: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
-    """Return the codes, -8 to 7, nearest to weights; scales and offsets broadcast."""
+    """Return the codes, -8 to 7, nearest to the weights; scales and offsets broadcast."""
     centred = weight if offsets is None else weight - offsets
     return torch.round(centred / scales).clamp(-8, _LARGEST)
 
 
 def matrix_of(codes: torch.Tensor, levels: Levels, factors: torch.Tensor | None = None) -> QuantizedMatrix:
-    """Return codes [out, in] with scales and offsets [out, blocks] as a matrix. factors: of its inputs, [in]."""
+    """Return codes [out, in] with scales and offsets [out, blocks] as a matrix. factors: for its inputs, [in]."""
     scales, offsets = levels
     return QuantizedMatrix(
         "int4",
@@ -88,13 +89,13 @@ def matrix_of(codes: torch.Tensor, levels: Levels, factors: torch.Tensor | None 
 
 
 def nearest(weight: torch.Tensor, rounding: Rounding) -> QuantizedMatrix:
-    """Round a weight [out, in] to the nearest levels of its range."""
+    """Round a weight [out, in] to the nearest levels of its full range."""
     levels = rounding.levels(weight)
     return matrix_of(round_to(weight, *_by_column(*levels, rounding.block)), levels)
 
 
 def awq(weight: torch.Tensor, moments: torch.Tensor, rounding: Rounding, factors: torch.Tensor) -> QuantizedMatrix:
-    """Round a weight [out, in] whose columns are divided by the factors of its inputs, to the levels that lose least.
+    """Round a weight [out, in], its columns divided by the factors of its inputs, to the levels of least error.
 
     moments: x^T x [in, in].
     """
@@ -104,9 +105,9 @@ def awq(weight: torch.Tensor, moments: torch.Tensor, rounding: Rounding, factors
 
 
 def awq_factors(weights: Sequence[torch.Tensor], moments: torch.Tensor, rounding: Rounding) -> torch.Tensor:
-    """Return factors [in] for the inputs that weights [out, in] share, of which rounding loses least.
+    """Return the factors [in] of the inputs shared by weights [out, in] for which rounding has the least error.
 
-    Channels are made smaller by a power of their size, and their weights larger: the best of eleven powers from 0 to 1.
+    Channels are scaled down by a power of their size, and their weights up: the best of eleven powers from 0 to 1.
     moments: x^T x [in, in]. Source: https://arxiv.org/abs/2306.00978.
     """
     sizes = moments.diagonal().sqrt().clamp(min=_TINY)
@@ -121,10 +122,10 @@ def awq_factors(weights: Sequence[torch.Tensor], moments: torch.Tensor, rounding
 
 
 def gptq(weight: torch.Tensor, moments: torch.Tensor, rounding: Rounding) -> QuantizedMatrix:
-    """Round the columns one by one, each error made up for by the columns that are left.
+    """Round the columns one by one, compensating each error in the remaining columns.
 
-    Columns of the largest inputs come first; levels are the best of the weight as it is at first. moments: x^T x
-    [in, in]. Source: https://arxiv.org/abs/2210.17323.
+    Columns with the largest inputs come first; levels are the best ones for the original weight. moments: x^T x [in,
+    in]. Source: https://arxiv.org/abs/2210.17323.
     """
     levels = rounding.nearest_levels(weight, moments.diagonal())
     scales, offsets = _by_column(*levels, rounding.block)
@@ -162,11 +163,14 @@ def _gptq_each(weights: Sequence[torch.Tensor], moments: torch.Tensor, rounding:
 
 Rounder = Callable[[Sequence[torch.Tensor], torch.Tensor, Rounding], list[QuantizedMatrix]]
 ROUNDERS: dict[Algorithm, Rounder] = {"nearest": _nearest_each, "awq": _awq_together, "gptq": _gptq_each}
-"""By a method's algorithm: rounds the weights [out, in] of layers that share inputs, whose x^T x [in, in] is known."""
+"""By algorithm: rounds the weights [out, in] of layers with shared inputs, whose moments are x^T x [in, in]."""
 
 
 def _inverse_factor(moments: torch.Tensor) -> torch.Tensor:
-    """Return the upper Cholesky factor of the inverse of moments, damped. Raises QuantizeError if there is none."""
+    """Return the upper Cholesky factor of the inverse of damped moments.
+
+    Raises QuantizeError if they are not invertible.
+    """
     mean = float(moments.diagonal().mean())
     for damping in (_DAMPING, 10 * _DAMPING, 100 * _DAMPING):
         damped = moments + damping * mean * torch.eye(len(moments))
@@ -180,7 +184,7 @@ def _inverse_factor(moments: torch.Tensor) -> torch.Tensor:
 
 
 def _loss(weight: torch.Tensor, moments: torch.Tensor, rounding: Rounding, factors: torch.Tensor) -> float:
-    """Return how far rounding moves a layer's outputs: the squared error over the inputs that moments are of."""
+    """Return the squared error of a layer's outputs from rounding, over the inputs with these moments."""
     scaled = weight / factors
     scales, offsets = _by_column(*rounding.levels(scaled), rounding.block)
     rounded = round_to(scaled, scales, offsets) * scales
@@ -189,7 +193,7 @@ def _loss(weight: torch.Tensor, moments: torch.Tensor, rounding: Rounding, facto
 
 
 def _by_column(scales: torch.Tensor, offsets: torch.Tensor | None, block: int) -> Levels:
-    """Return scales and offsets [out, blocks] for each column [out, in]."""
+    """Return scales and offsets [out, blocks] expanded to columns [out, in]."""
     return scales.repeat_interleave(block, 1), None if offsets is None else offsets.repeat_interleave(block, 1)
 
 
@@ -199,9 +203,9 @@ _TINY = 1e-8
 def least_error(
     scales: torch.Tensor, factors: Iterable[float], error: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """Return each scale times the factor of least error, the first of those that are alike.
+    """Return each scale times the factor with the least error; the first such factor.
 
-    error: of scales, in their shape, what each loses.
+    error: returns the error of each scale, in the same shape.
     """
     best, lowest = scales, torch.full_like(scales, float("inf"))
     for factor in factors:

@@ -1,4 +1,4 @@
-"""The jobs of quantization, with what they take and give."""
+"""The jobs of quantization with their requests and results."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +11,10 @@ from trtkit.quantization.scoring.report import Scores
 
 @dataclass(frozen=True)
 class ScoringRequest:
-    """Which layers to score, and what to do by the scores.
+    """Which layers to score, and how to use the scores.
 
-    sensitivity: whether every layer is scored. budget: what the model may lose or weigh; layers that lose most are left
-    for it, in 16 bits or quantized by `fallback`.
+    sensitivity: whether to score every layer. budget: the loss or size that the model may have; to meet it, the layers
+    that lose most stay in 16 bits or are quantized with `fallback`.
     """
 
     sensitivity: bool = False
@@ -28,7 +28,7 @@ class ScoringRequest:
 
 @dataclass(frozen=True)
 class QuantizeRequest:
-    """A model to quantize as its config's `quantize` section asks, into `folder`."""
+    """A model to quantize into `folder` by its config's `quantize` section."""
 
     config: ModelConfig
     folder: Path
@@ -37,7 +37,10 @@ class QuantizeRequest:
 
 @dataclass(frozen=True)
 class QuantizedLlm:
-    """A quantized checkpoint: how many layers are, the block of their weights, and its layers' scores."""
+    """A quantized checkpoint.
+
+    layers: how many are quantized. block: of their weights. sensitivity: its layers' scores.
+    """
 
     steps: tuple[Step, ...]
     layers: int

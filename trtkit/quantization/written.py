@@ -1,6 +1,6 @@
-"""Weights in low precision for parts that the network API writes: rounded from the checkpoint as they are read.
+"""Low-precision weights for parts written with the network API: rounded as they are read from the checkpoint.
 
-No data is measured: what is not weights alone scales its inputs while running, by token or by block.
+No calibration: methods that quantize inputs scale them at run time, by token or by block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEAST = 1e-8
 
 
 class RoundedWeights(Mapping[str, Any]):
-    """Weights by `part.path`, those of chosen layers rounded when asked for. methods: by layer."""
+    """Weights by `part.path`; those of quantized layers are rounded when read. methods: by layer."""
 
     def __init__(
         self, weights: Mapping[str, Any], methods: Mapping[str, str], options: Mapping[str, PartOptions]
@@ -43,7 +43,7 @@ class RoundedWeights(Mapping[str, Any]):
 
 
 def block_of(columns: int, method: str, options: PartOptions) -> int | None:
-    """Return how many columns share a scale, 0 for whole rows; None if no block divides them: the layer stays."""
+    """Return how many columns share a scale, 0 for whole rows; None if no block divides them: it stays unquantized."""
     if METHODS[method].scales != "block":
         return 0
     block = METHODS[method].block(options.block or largest_block([columns]))
@@ -51,7 +51,7 @@ def block_of(columns: int, method: str, options: PartOptions) -> int | None:
 
 
 def rounded(weight: Array, method: str, options: PartOptions) -> QuantizedMatrix:
-    """Return a matrix [out, in], rounded to nearest. Its columns are those that `block_of` has a block for."""
+    """Return a matrix [out, in] rounded to nearest. `block_of` must have a block for its columns."""
     wide, row = np.array(weight, np.float32), METHODS[method]
     block = block_of(wide.shape[1], method, options)
     assert block is not None
@@ -80,7 +80,7 @@ def _int4(weight: Array, block: int, options: PartOptions) -> QuantizedMatrix:
 
 
 def _mxfp8(weight: Array) -> tuple[Array, Array]:
-    """Round blocks of 32 by powers of two, the smallest that leave no number too large; return codes and scales."""
+    """Round blocks of 32 by the smallest power of two that does not overflow; return codes and scales."""
     import ml_dtypes
 
     blocks = weight.reshape(len(weight), -1, FORMATS["mxfp8"].block)

@@ -1,4 +1,4 @@
-"""The reference executor: an INetworkDefinition computed with torch, on CPU or CUDA."""
+"""The reference executor: computes an INetworkDefinition with torch, on CPU or CUDA."""
 
 from trtkit.network.layer_graph import LayerGraph, read_layers
 from trtkit.network.onnx.parse import constants_from_onnx

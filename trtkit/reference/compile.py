@@ -1,4 +1,4 @@
-"""Compile a network's layers into a program of torch closures."""
+"""Compiler from a network's layers to a program of torch closures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 FOLD_LIMIT_BYTES = 1 << 20
-"""Constants larger than this are computed from constants in every run instead, unless they only change form."""
+"""Limit for constant folding: larger results are computed in every run, unless they only change form."""
 
 _CHANGES_FORM = ("CONSTANT", "SHUFFLE", "DEQUANTIZE", "CAST", "IDENTITY", "SQUEEZE", "UNSQUEEZE")
 _HOST_WEIGHTS = 64  # elements of a constant that may take part in shape arithmetic
@@ -49,14 +49,14 @@ _HOST_INPUTS = {
 """Inputs that layers read on the host: sizes, axes and single values."""
 
 _VIEWS = ("SHUFFLE", "SLICE", "SQUEEZE", "UNSQUEEZE")
-"""Layers whose output is elements of the first input that the other inputs' values choose."""
+"""Layers whose output consists of elements of the first input, selected by the other inputs' values."""
 
 _NEVER_FOLDED = ("FILL", "ASSERTION", "KV_CACHE_UPDATE", "DIST_COLLECTIVE")
 
 
 @dataclass(eq=False)
 class _Unit:
-    """What runs as one step: a layer, or a whole loop or conditional."""
+    """A unit that runs as one step: a layer, or a whole loop or conditional."""
 
     nodes: list[LayerNode]
     construct: Construct | None
@@ -66,7 +66,7 @@ class _Unit:
 
 
 class Compiler:
-    """Turns blocks of nodes into programs; the blocks of one network share tensors and known values."""
+    """Compiles blocks of nodes into programs; the blocks of one network share tensors and known values."""
 
     def __init__(self, graph: LayerGraph, settings: CompileSettings) -> None:
         self.graph, self.settings = graph, settings
@@ -92,7 +92,7 @@ class Compiler:
         return self.block(live_nodes(self.nodes, outputs), outputs)
 
     def block(self, nodes: list[LayerNode], outputs: tuple[int, ...]) -> Program:
-        """Compile nodes, all of whose other inputs come from outside, into a program that yields `outputs`."""
+        """Compile nodes, whose other inputs all come from outside, into a program that yields `outputs`."""
         units = _sorted_units(_units(nodes, set(outputs)))
         read_by = _count_readers(units, outputs)
         written = {slot for unit in units for slot in unit.outputs}
@@ -111,7 +111,7 @@ class Compiler:
         return replace(node, inputs=tuple(self.slot(slot) for slot in node.inputs))
 
     def _step(self, unit: _Unit, once: set[int]) -> Instruction | None:
-        """Return the unit's step, None if its value is known now. once: slots made in this block and read once."""
+        """Return the unit's step, None if its value is already known. once: slots made in this block and read once."""
         if unit.construct is not None:
             make = loop_op if unit.construct.is_loop else conditional_op
             run = make(self, unit.construct, unit.inputs, unit.outputs)
@@ -139,7 +139,7 @@ class Compiler:
         return step
 
     def _optional_inputs(self, node: LayerNode, layer: Layer) -> frozenset[int]:
-        """Return the inputs of a concatenation whose other axes have sizes that are known and not 0, by their place."""
+        """Return the indices of a concatenation's inputs whose other axes have known nonzero sizes."""
         if node.kind != "CONCATENATION" or not self._is_on_cpu:  # elsewhere a step's inputs have fixed places
             return frozenset()
         shapes = [_spec(self.graph.specs[slot]).shape or (-1,) for slot in node.inputs]
@@ -149,7 +149,7 @@ class Compiler:
         )
 
     def _lower(self, node: LayerNode, layer: Layer) -> Lowered:
-        """Return the node as torch code. layer: what lowerings read of it."""
+        """Return the node as torch code. layer: the lowerings' view of it."""
         lowering = LOWERINGS.get(node.kind)
         if lowering is None:
             raise ExecutionError(
@@ -180,7 +180,7 @@ class Compiler:
         )
 
     def _is_host(self, node: LayerNode) -> bool:
-        """Whether a layer is shape arithmetic: what follows from sizes and small constants alone."""
+        """Whether a layer is shape arithmetic: it depends only on sizes and small constants."""
         if node.kind == "SHAPE":
             return True
         if node.kind == "CONSTANT":
@@ -193,7 +193,7 @@ class Compiler:
         return node.kind in LOWERINGS and not is_random and bool(inputs) and self.host.issuperset(inputs)
 
     def _on_device(self, node: LayerNode, run: Op) -> Lowered:
-        """Return `run` with each input moved to where the layer reads it, those that are known now at once."""
+        """Return `run` with each input moved to the device where the layer reads it; known inputs are moved now."""
         if node.kind == "SHAPE":
             return Lowered(run)
         host, device = torch.device("cpu"), self.settings.precision.device
@@ -211,7 +211,7 @@ class Compiler:
         return Lowered(on_device)
 
     def _fold(self, step: Instruction) -> bool:
-        """Compute a step whose inputs are all known; return whether its value is known now."""
+        """Compute a step whose inputs are all known; return whether its value is now known."""
         if step.kind == "SHAPE" and step.inputs[0] not in self.known:
             shape = self._static_shape(step)
             if shape is not None:
@@ -232,7 +232,7 @@ class Compiler:
         return True
 
     def _static_shape(self, step: Instruction) -> tuple[int, ...] | None:
-        """Return the shape that a SHAPE layer yields where it is the same in every run."""
+        """Return the result of a SHAPE layer if it is the same in every run."""
         shape = self.graph.spec(step.inputs[0]).shape
         return shape if shape and min(shape) >= 0 else None
 
@@ -243,7 +243,7 @@ def _spec(spec: TensorSpec | None) -> TensorSpec:
 
 
 def _aliases(graph: LayerGraph, precision: Precision) -> dict[int, int]:
-    """Map the output of each layer that hands on its input to that input."""
+    """Map the output of each layer that passes its input through to that input."""
     alias = {}
     for node in graph.nodes:
         if node.kind == "CONDITIONAL_INPUT":
@@ -272,7 +272,7 @@ def _units(nodes: list[LayerNode], kept: set[int]) -> list[_Unit]:
 
 
 def _sorted_units(units: list[_Unit]) -> list[_Unit]:
-    """Order units so that each comes after what it reads, otherwise as in the network."""
+    """Order units topologically, otherwise as in the network."""
     producer = {slot: unit for unit in units for slot in unit.outputs}
     waits_for = {id(unit): {id(producer[slot]) for slot in unit.inputs if slot in producer} for unit in units}
     readers: dict[int, list[_Unit]] = {}
@@ -293,7 +293,7 @@ def _sorted_units(units: list[_Unit]) -> list[_Unit]:
 
 
 def _count_readers(units: list[_Unit], outputs: tuple[int, ...]) -> dict[int, int]:
-    """Count how often each slot is read; a block's output counts as read once more."""
+    """Count how often each slot is read; being a block's output counts as one more read."""
     count: dict[int, int] = {}
     for slots in [*(unit.inputs for unit in units), outputs]:
         for slot in slots:
@@ -303,14 +303,14 @@ def _count_readers(units: list[_Unit], outputs: tuple[int, ...]) -> dict[int, in
 
 @dataclass(frozen=True, eq=False)
 class JoinedConstants:
-    """Constants of size 1 along the axis that they are joined along."""
+    """Constants of size 1 along the axis on which they are concatenated."""
 
     axis: int
     parts: tuple[Tensor, ...]
 
 
 def joined_constants(step: Instruction, layer: Layer, known: Mapping[int, Tensor]) -> JoinedConstants | None:
-    """Return what a step joins, if these are constants and each is one element of the axis."""
+    """Return a concatenation's constants if all are constant with one element along the axis."""
     if step.kind != "CONCATENATION" or not all(slot in known for slot in step.inputs):
         return None
     axis, parts = layer.number("axis"), tuple(known[slot] for slot in step.inputs)
@@ -318,7 +318,7 @@ def joined_constants(step: Instruction, layer: Layer, known: Mapping[int, Tensor
 
 
 def picking(step: Instruction, layer: Layer, joined: Mapping[int, JoinedConstants]) -> Instruction:
-    """Return a gather of joined constants as a step that reads only those that it picks; other steps as they are."""
+    """Convert a gather from concatenated constants to a step that reads only the selected ones; keep other steps."""
     whole = joined.get(step.inputs[0]) if step.kind == "GATHER" else None
     if whole is None or layer.number("num_elementwise_dims") or layer.option("mode") != "DEFAULT":
         return step
@@ -332,6 +332,6 @@ def picking(step: Instruction, layer: Layer, joined: Mapping[int, JoinedConstant
 
 
 def without_unread(steps: Sequence[Instruction], outputs: Sequence[int]) -> list[Instruction]:
-    """Leave out joins that nothing reads any more."""
+    """Drop concatenations that are no longer read."""
     read = {slot for step in steps for slot in step.inputs}.union(outputs)
     return [step for step in steps if step.kind != "CONCATENATION" or read.intersection(step.outputs)]

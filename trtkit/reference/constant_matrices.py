@@ -1,7 +1,7 @@
-"""Products with constant matrices, found before a network is compiled for speed.
+"""Products with constant matrices, identified before a network is compiled for speed.
 
-Matrices that multiply the same tensor become one product, unless their weights are read where they are. Quantized
-matrices stay as they are, with their scales: what dequantizes them is not computed.
+Matrices that multiply the same tensor become one product, unless their weights are read in place. Quantized matrices
+keep their codes and scales: the layers that dequantize them are not computed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class ConstantMatrix:
     """A matrix that multiplies every row of a tensor.
 
-    held: numbers, or codes, in `shape`. dtype: of what is multiplied. is_transposed: [out, in], else [in, out].
+    held: numbers, or codes, in `shape`. dtype: of the multiplied rows. is_transposed: [out, in] rather than [in, out].
     scales: of codes, two axes that repeat along or divide those of `shape`; None for numbers.
     """
 
@@ -39,16 +39,16 @@ class ConstantMatrix:
 
     @property
     def inputs(self) -> int:
-        """Return the size of a row that it multiplies."""
+        """Return the size of an input row."""
         return self.shape[1] if self.is_transposed else self.shape[0]
 
     @property
     def outputs(self) -> int:
-        """Return the size of a row's product."""
+        """Return the size of an output row."""
         return self.shape[0] if self.is_transposed else self.shape[1]
 
     def codes(self) -> Tensor:
-        """Return the numbers or codes in `shape`; 4-bit types unpacked."""
+        """Return the numbers or codes in `shape`, with 4-bit types unpacked."""
         return weights_tensor(self.held).reshape(self.shape)
 
     def dense(self) -> Tensor:
@@ -64,26 +64,26 @@ class ConstantMatrix:
 
     @cached_property
     def _narrow_scales(self) -> Tensor | None:
-        """Return the scales in the type that codes are dequantized to, None if that would change them."""
+        """Return the scales in the dequantized type, None if the conversion would change them."""
         assert self.scales is not None
         narrow = self.scales.to(self.dtype)
         return narrow if torch.equal(narrow.float(), self.scales) else None
 
     @property
     def scale_counts(self) -> tuple[int, int]:
-        """Return how many scales there are along the outputs, and along the inputs."""
+        """Return the number of scales along the outputs and along the inputs."""
         assert self.scales is not None
         first, second = self.scales.shape
         return (first, second) if self.is_transposed else (second, first)
 
     @property
     def is_read_in_place(self) -> bool:
-        """Whether products read the weights where they are: fp32 ones, which are as fast alone as joined."""
+        """Whether products read the weights in place: fp32 ones, which are as fast separately as joined."""
         return self.scales is None and self.dtype == torch.float32
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """Return what matrices have in common that are joined."""
+        """Return the properties that matrices must share to be joined."""
         blocks = None if self.scales is None else self.scale_counts[1]
         return self.dtype, self.held.dtype.name, self.is_transposed, self.inputs, blocks
 
@@ -104,9 +104,9 @@ def _times_scales(codes: Tensor, scales: Tensor) -> Tensor:
 def joined_products(
     nodes: Sequence[LayerNode], specs: Sequence[TensorSpec | None], precision: Precision
 ) -> tuple[list[LayerNode], dict[LayerNode, tuple[ConstantMatrix, ...]]]:
-    """Return the nodes with products by constant matrices joined where they multiply one tensor, and their matrices.
+    """Return the nodes, with products of the same tensor by constant matrices joined, and their matrices.
 
-    Networks with loops or conditionals keep each product, since it may not run as often as another.
+    Networks with loops or conditionals keep each product separate, since each may run a different number of times.
     """
     producers = {slot: node for node in nodes for slot in node.outputs}
     matrices = {
@@ -130,7 +130,7 @@ def joined_products(
 
 
 def _joined(nodes: Sequence[LayerNode]) -> LayerNode:
-    """Return products of one tensor as one node with an output for each."""
+    """Return products of one tensor as one node with an output per product."""
     outputs = tuple(slot for node in nodes for slot in node.outputs)
     return replace(nodes[0], name=" + ".join(node.name for node in nodes), inputs=nodes[0].inputs[:1], outputs=outputs)
 
@@ -141,7 +141,7 @@ def _constant_matrix(
     specs: Sequence[TensorSpec | None],
     precision: Precision,
 ) -> ConstantMatrix | None:
-    """Return the constant matrix by which a node multiplies all rows, or None."""
+    """Return the constant matrix with which a node multiplies all rows, or None."""
     forms = ("NONE", "TRANSPOSE")
     if node.kind != "MATRIX_MULTIPLY" or node.attributes["op0"] != "NONE" or node.attributes["op1"] not in forms:
         return None
@@ -162,7 +162,7 @@ def _constant_matrix(
 
 
 def _scales(quantized: LayerNode, rank: int, maker: LayerNode | None) -> Tensor | None:
-    """Return the scales of a matrix of some rank, with two axes; None for those that a run computes."""
+    """Return a matrix's scales with two axes, for its rank; None if they are computed at run time."""
     held, shape = (None, ()) if maker is None else _constant(maker)
     if held is None:
         return None

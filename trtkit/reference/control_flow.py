@@ -1,4 +1,4 @@
-"""Loops and conditionals: find the layers that they enclose in TensorRT's flat list, and run them."""
+"""Loops and conditionals: detection of the layers they enclose in TensorRT's flat list, and their execution."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOP_KINDS = ("TRIP_LIMIT", "ITERATOR", "RECURRENCE", "LOOP_OUTPUT")
 class Construct:
     """A loop or a conditional with everything inside it.
 
-    boundary: its own layers. branches: the layers run for true and for false; one set for a loop's body.
+    boundary: its own layers. branches: the layers for true and for false; a single set for a loop's body.
     """
 
     is_loop: bool
@@ -36,7 +36,7 @@ class Construct:
 
 @dataclass(frozen=True)
 class _Scope:
-    """The layers searched. kept: slots read from outside. owned: boundary layers by the identity of their owner."""
+    """The layers to search. kept: slots read from outside. owned: boundary layers by the identity of their owner."""
 
     producer: dict[int, LayerNode]
     readers: dict[int, list[LayerNode]]
@@ -45,7 +45,7 @@ class _Scope:
 
 
 def outermost(nodes: list[LayerNode], kept: set[int]) -> list[Construct]:
-    """Return the constructs among `nodes` that no other encloses. kept: slots read from outside `nodes`."""
+    """Return the constructs among `nodes` that are not enclosed by others. kept: slots read from outside `nodes`."""
     scope = _scope(nodes, kept)
     constructs = [_construct(boundary, scope) for boundary in scope.owned.values()]
     _absorb(constructs)
@@ -58,7 +58,7 @@ def outermost(nodes: list[LayerNode], kept: set[int]) -> list[Construct]:
 
 
 def live_nodes(nodes: Iterable[LayerNode], outputs: Iterable[int]) -> list[LayerNode]:
-    """Return, in their order, the nodes that outputs and assertions depend on."""
+    """Return, in order, the nodes that outputs and assertions depend on."""
     nodes = list(nodes)
     producer = {slot: node for node in nodes for slot in node.outputs}
     owners: dict[int, list[LayerNode]] = {}
@@ -80,7 +80,7 @@ def live_nodes(nodes: Iterable[LayerNode], outputs: Iterable[int]) -> list[Layer
 
 
 def _steers(node: LayerNode) -> bool:
-    """Whether the construct needs this layer whatever its outputs are read for."""
+    """Whether the construct needs this layer regardless of which outputs are read."""
     return node.kind in ("TRIP_LIMIT", "CONDITION")
 
 
@@ -118,7 +118,7 @@ def _loop_body(boundary: list[LayerNode], scope: _Scope) -> set[LayerNode]:
 
 
 def _branch(ends: list[LayerNode], index: int, scope: _Scope) -> set[LayerNode]:
-    """Return the layers that only input `index` of the conditional's outputs needs."""
+    """Return the layers needed only by input `index` of the conditional's outputs."""
 
     def takes_result(slot: int, reader: LayerNode) -> bool:
         return reader in ends and reader.inputs[1 - index] != slot
@@ -139,7 +139,7 @@ def _branch(ends: list[LayerNode], index: int, scope: _Scope) -> set[LayerNode]:
 
 
 def _unit(node: LayerNode, scope: _Scope) -> set[LayerNode]:
-    """Return the layers that go where this one goes: all of a loop, the boundary of a conditional."""
+    """Return the layers that must stay together with this one: all of a loop, or a conditional's boundary."""
     unit: set[LayerNode] = set()
     pending = [node]
     while pending:
@@ -174,7 +174,7 @@ def _is_read_only_by(
 
 
 def _absorb(constructs: list[Construct]) -> None:
-    """Give each loop body the whole of every construct that is partly inside it."""
+    """Extend each loop body by every construct that is partly inside it."""
     changed = True
     while changed:
         changed = False
@@ -197,14 +197,14 @@ class BlockCompiler(Protocol):
         ...
 
     def layer(self, node: LayerNode) -> Layer:
-        """Return the view of the node that lowerings read."""
+        """Return the lowerings' view of the node."""
         ...
 
 
 def conditional_op(
     compiler: BlockCompiler, construct: Construct, inputs: tuple[int, ...], outputs: tuple[int, ...]
 ) -> Op:
-    """Return code that runs the branch its condition chooses, and only that one."""
+    """Return code that runs only the branch selected by the condition."""
     condition = next(node.inputs[0] for node in construct.boundary if node.kind == "CONDITION")
     ends = {node.outputs[0]: node for node in construct.boundary if node.kind == "CONDITIONAL_OUTPUT"}
     programs = [
@@ -227,7 +227,7 @@ def conditional_op(
 
 @dataclass(frozen=True, eq=False)
 class _End:
-    """A loop's output. shape: of one iteration's value, 0 where it is dynamic."""
+    """A loop's output. shape: of one iteration's value, 0 for dynamic sizes."""
 
     node: LayerNode
     kind: str
@@ -244,9 +244,9 @@ def _end(node: LayerNode, layer: Layer) -> _End:
 
 @dataclass(frozen=True, eq=False)
 class _Loop:
-    """A loop ready to run.
+    """A loop that is ready to run.
 
-    test: computes the while condition; body: everything else of one iteration.
+    test: computes the while condition; body: everything else in an iteration.
     """
 
     count: int | None
@@ -262,7 +262,8 @@ class _Loop:
 def loop_op(compiler: BlockCompiler, construct: Construct, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Op:
     """Return code that runs a loop (INetworkDefinition's ILoop).
 
-    A LAST_VALUE output of a recurrence is its value after the last iteration, the initial one where there was none.
+    A LAST_VALUE output of a recurrence is its value after the last iteration, or the initial one if there was no
+    iteration.
     """
     loop = _compile_loop(compiler, construct, outputs)
 
@@ -282,7 +283,7 @@ def loop_op(compiler: BlockCompiler, construct: Construct, inputs: tuple[int, ..
 
 
 def _compile_loop(compiler: BlockCompiler, construct: Construct, outputs: tuple[int, ...]) -> _Loop:
-    """Read the boundary layers and compile what is inside."""
+    """Read the boundary layers and compile the layers inside."""
     boundary = construct.boundary
     limits = {compiler.layer(node).option("kind"): node.inputs[0] for node in boundary if node.kind == "TRIP_LIMIT"}
     recurrences = tuple(node for node in boundary if node.kind == "RECURRENCE")
@@ -310,7 +311,7 @@ def _compile_loop(compiler: BlockCompiler, construct: Construct, outputs: tuple[
 
 
 def _iterate(loop: _Loop, values: Values, iteration: int, limit: int | None, collected: dict[int, list[Any]]) -> bool:
-    """Run one iteration in place; return whether the condition let it run."""
+    """Run one iteration in place; return whether the condition permitted it."""
     local = list(values)
     for node, axis, is_reverse in loop.iterators:
         position = (limit or 0) - 1 - iteration if is_reverse else iteration
@@ -333,7 +334,7 @@ def _iterate(loop: _Loop, values: Values, iteration: int, limit: int | None, col
 
 
 def _loop_output(end: _End, values: Values, collected: dict[int, list[Any]]) -> Any:
-    """Return the value of one loop output after the loop; what no iteration wrote is zero."""
+    """Return the value of one loop output after the loop; elements that no iteration wrote are zero."""
     if end.kind == "LAST_VALUE":
         return values[end.node.inputs[0]]
     items = collected[end.node.outputs[0]]
@@ -351,14 +352,14 @@ def _in_order(construct: Construct, branch: set[LayerNode]) -> list[LayerNode]:
 
 
 def _fill(values: Values, slots: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
-    """Set the values that come from outside."""
+    """Set the values of inputs from outside."""
     for slot, value in zip(slots, arguments, strict=True):
         if slot != MISSING and value is not None:
             values[slot] = value
 
 
 def _initial(programs: list[Program], slot: int) -> Any:
-    """Return a value known when compiling."""
+    """Return a value that is known at compile time."""
     return next(program.initial[slot] for program in programs if program.initial[slot] is not None)
 
 

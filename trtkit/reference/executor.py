@@ -1,4 +1,4 @@
-"""Run a TensorRT network with torch, layer by layer: the correctness oracle where no GPU is."""
+"""Execution of a TensorRT network with torch, layer by layer: the correctness oracle on machines without a GPU."""
 
 from __future__ import annotations
 
@@ -37,16 +37,15 @@ WIDENINGS = (None, "fp32", "fp64")
 
 @dataclass(frozen=True)
 class Options:
-    """How to compute.
+    """Options of execution.
 
     widen: None for the network's own precision; "fp32" or "fp64" computes its fp16, bf16 and fp32 tensors in that type.
-    device: a torch device.
-    in_place_caches: KV-cache updates write into the cache given as input instead of a copy of it.
-    ranks: this rank, for a network with collectives: a thread of a `Group` (see `run_ranks`), or a process (GlooRank).
-    is_fast: outputs come from ONNX Runtime where it computes in the network's types, else from torch on weights in the
-    layouts of its kernels, quantized ones as codes. Tensors between layers are computed layer by layer all the same.
-    kept_calls: rows of constants that a call chooses are read from the file that they lie in, and stay in memory for so
-    many calls; all are mapped if None.
+    device: a torch device. in_place_caches: KV-cache updates write into the input cache instead of a copy of it. ranks:
+    this rank, for a network with collectives: a thread of a `Group` (see `run_ranks`), or a process (GlooRank).
+    is_fast: outputs come from ONNX Runtime if it computes in the network's types, otherwise from torch on weights in
+    the layouts of its kernels, with quantized ones as codes. Tensors between layers are still computed layer by layer.
+    kept_calls: rows of constants that a call selects are read from their file and stay in memory for this many calls;
+    None if all are mapped.
     """
 
     widen: str | None = None
@@ -59,7 +58,7 @@ class Options:
 
 @dataclass(frozen=True)
 class NetworkInput:
-    """A network input. shape: -1 where the size is dynamic. is_shape: only shape arithmetic reads it, on the host."""
+    """A network input. shape: -1 for dynamic sizes. is_shape: whether only shape arithmetic reads it, on the host."""
 
     name: str
     dtype: DType
@@ -69,7 +68,7 @@ class NetworkInput:
 
 @dataclass(frozen=True, eq=False)
 class _Accepted:
-    """What is accepted as an input. dtypes: the first holds it, on `device`. fixed: axes with their sizes."""
+    """What an input accepts. dtypes: the first is its type on `device`. fixed: axes with their sizes."""
 
     spec: NetworkInput
     dtypes: tuple[torch.dtype, torch.dtype]
@@ -78,7 +77,7 @@ class _Accepted:
 
     @classmethod
     def of(cls, spec: NetworkInput, precision: Precision) -> _Accepted:
-        """Return what fits an input of a network that is computed in `precision`."""
+        """Return what an input accepts if its network is computed in `precision`."""
         dtypes = precision.storage(spec.dtype), Precision().storage(spec.dtype)
         device = torch.device("cpu") if spec.is_shape else precision.device
         return cls(spec, dtypes, device, tuple((axis, size) for axis, size in enumerate(spec.shape) if size != -1))
@@ -87,7 +86,7 @@ class _Accepted:
 class Executor:
     """A network compiled to torch. It shares the memory of the network's weights.
 
-    Raises ExecutionError for a layer it does not know.
+    Raises ExecutionError for an unsupported layer.
     """
 
     def __init__(self, layers: LayerGraph, options: Options | None = None) -> None:
@@ -121,13 +120,13 @@ class Executor:
         on_layer: LayerTimer | None = None,
         outputs: Sequence[str] | None = None,
     ) -> dict[str, Tensor]:
-        """Return the outputs by name for arrays or tensors by input name.
+        """Return the outputs by name. inputs: arrays or tensors by name.
 
-        keep: names of further tensors to return, or "all"; those inside loops and branches are not seen.
-        on_tensor: told each tensor's name and value as it is computed; the value is valid during the call.
-        on_layer: told each layer's name and seconds as it has run, where no tensor is requested.
-        outputs: of the network that are computed where no tensor is requested; all if None.
-        Raises ExecutionError for inputs that the network does not take and for layers that fail.
+        keep: names of further tensors to return, or "all"; tensors inside loops and branches are not available.
+        on_tensor: called with each tensor's name and value when it is computed; the value is valid during the call.
+        on_layer: called with each layer's name and seconds after it ran, if no tensor is requested. outputs: the
+        outputs to compute if no tensor is requested; all if None. Raises ExecutionError for inputs that the network
+        does not accept and for layers that fail.
         """
         checked = self._checked(inputs)
         wanted, names = self._wanted(keep), self.output_names
@@ -161,13 +160,13 @@ class Executor:
         return set(self._slots)
 
     def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
-        """Run once; return how long each layer took, in the order they ran. Layers of one name are added up."""
+        """Run once; return each layer's time in seconds, in execution order. Layers with the same name are added up."""
         seconds: dict[str, float] = {}
         self.run(inputs, on_layer=lambda name, took: seconds.update({name: seconds.get(name, 0.0) + took}))
         return seconds
 
     def leave_group(self) -> None:
-        """Let the other ranks fail instead of waiting for this one."""
+        """Make the other ranks fail instead of waiting for this one."""
         if self._ranks is not None:
             self._ranks.leave()
 
@@ -177,14 +176,14 @@ class Executor:
             return compiler, compiler.network()
 
     def _layer_by_layer(self) -> Program:
-        """Return the program in which every tensor is computed; that of a fast executor is compiled when needed."""
+        """Return the program that computes every tensor; a fast executor compiles it on demand."""
         if self._observed is None:
             compiler, self._observed = self._compiled(replace(self._settings, packs=False))
             self._known = compiler.known
         return self._observed
 
     def _program_for(self, values: Sequence[Any], outputs: tuple[str, ...]) -> Program:
-        """Return the steps that give some outputs of inputs like these."""
+        """Return the steps that compute some outputs from inputs like these."""
         empty = frozenset(slot for slot in self.layers.inputs if not values[slot].numel())
         if not empty and outputs == self.output_names:
             return self._program
@@ -218,7 +217,7 @@ class Executor:
         return {name: self._slots[name] for name in names}
 
     def _checked(self, inputs: Mapping[str, Any]) -> list[Tensor]:
-        """Return the inputs in the network's order as tensors of the right type on the device."""
+        """Return the inputs in the network's order, as tensors of the right type on the device."""
         names = [spec.name for spec in self.inputs]
         if inputs.keys() != set(names):
             unknown, missing = sorted(set(inputs) - set(names)), sorted(set(names) - set(inputs))
@@ -227,7 +226,7 @@ class Executor:
         return [self._checked_input(accepted, inputs[accepted.spec.name]) for accepted in self._accepted]
 
     def _checked_input(self, accepted: _Accepted, value: Any) -> Tensor:
-        """Return one input as a tensor. Raises ExecutionError where its type or shape does not fit."""
+        """Return one input as a tensor. Raises ExecutionError if its type or shape does not fit."""
         spec = accepted.spec
         tensor = value if isinstance(value, torch.Tensor) else to_tensor(value, spec.name)
         if tensor.dtype not in accepted.dtypes:
@@ -252,7 +251,7 @@ class Executor:
 
 
 def run_ranks(executors: Sequence[Executor], inputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Tensor]]:
-    """Run one executor per rank at once and return their outputs. The first rank's error is raised."""
+    """Run one executor per rank concurrently and return their outputs. Raises the first rank's error."""
 
     def run(executor: Executor, rank_inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         try:
@@ -267,17 +266,17 @@ def run_ranks(executors: Sequence[Executor], inputs: Sequence[Mapping[str, Any]]
 
 
 Run = Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
-"""From inputs to outputs by name."""
+"""Maps inputs to outputs, by name."""
 
 _TYPES = (FP32, INT64, INT32, BOOL)
-"""Types that ONNX Runtime computes in on a CPU. It computes fp16 in fp32, 8 bits in kernels that round elsewhere."""
+"""Types that ONNX Runtime computes in on a CPU. It computes fp16 in fp32, and 8-bit types with other rounding."""
 
 
 def onnx_runtime_run(graph: LayerGraph) -> Run | None:
-    """Return a function that computes a network in ONNX Runtime, or None to leave it to torch.
+    """Return a function that runs a network in ONNX Runtime, or None to leave it to torch.
 
-    Torch keeps networks with more matrix products than convolutions, which gain nothing; types and layers for which
-    ONNX Runtime has no kernels; and networks with assertions, which ONNX cannot express.
+    Torch keeps networks with more matrix products than convolutions, which would not be faster; types and layers for
+    which ONNX Runtime has no kernels; and networks with assertions, which ONNX cannot express.
     """
     if find_spec("onnxruntime") is None or find_spec("onnx") is None:
         return None

@@ -1,7 +1,7 @@
-"""Rows of constants that a network gathers by numbers it computes, such as those of active neurons.
+"""Rows of constants that a network gathers by computed indices, such as those of active neurons.
 
-They may stay in the file that the network's weights are mapped from: rows that the last calls read are kept in memory,
-others are read again. Source: LLM in a flash (https://arxiv.org/abs/2312.11514), sections 3.1 and 3.2.
+They may stay in the file that the network's weights are mapped from: rows that the latest calls read are kept in
+memory, others are read again. Source: LLM in a flash (https://arxiv.org/abs/2312.11514), sections 3.1 and 3.2.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from trtkit.reference.program import Instruction
 
 _LEAST_AXES = 3
-"""Tables of vectors, such as embeddings and biases, have fewer, and are left as they are."""
+"""Minimum rank: tables of vectors, such as embeddings and biases, have fewer axes and are not handled here."""
 
 
 def gathering_rows(step: Instruction, layer: Layer, reads: RowReads) -> Instruction:
-    """Return a gather of a constant's rows as a step that reads those alone; other steps as they are.
+    """Convert a gather of a constant's rows to a step that reads only those; other steps are unchanged.
 
-    Raises ExecutionError for rows to be read from a file that lie in no file.
+    Raises ExecutionError if rows should be read from a file but are in none.
     """
     held = layer.held[0] if step.kind == "GATHER" else None
     if held is None or layer.number("num_elementwise_dims") or layer.option("mode") != "DEFAULT":
@@ -44,7 +44,7 @@ def gathering_rows(step: Instruction, layer: Layer, reads: RowReads) -> Instruct
 
 
 class _MappedRows:
-    """Rows in memory, or in a file that is mapped."""
+    """Rows in memory, or in a mapped file."""
 
     def __init__(self, held: LayerWeights, shape: tuple[int, ...], reads: RowReads) -> None:
         self._reads, self._shape, self._held = reads, shape, held
@@ -52,7 +52,7 @@ class _MappedRows:
         self._row_bytes = held.raw.nbytes // shape[0]
 
     def __call__(self, _unread: None, index: Tensor) -> Tensor:
-        """Return the rows at places [K]; all in order as one."""
+        """Return the rows at indices [K]; all rows in order are read as a whole."""
         numbers = index.long()
         if len(numbers) == len(self._all) and np.array_equal(numbers.numpy(), self._all):
             return self._whole()
@@ -68,7 +68,7 @@ class _MappedRows:
 
 
 class _KeptRows(_MappedRows):
-    """Rows in a file, of which those that the last calls read are in memory."""
+    """Rows in a file, of which those read by the latest calls are in memory."""
 
     def __init__(self, held: LayerWeights, shape: tuple[int, ...], reads: RowReads, name: str) -> None:
         super().__init__(held, shape, reads)
@@ -98,7 +98,7 @@ class _KeptRows(_MappedRows):
         return self._typed(self._memory[torch.from_numpy(self._place[rows])])
 
     def _load(self, missing: np.ndarray) -> None:
-        """Read rows, sorted, into the places of rows that have not been used for long."""
+        """Read sorted rows into the places of rows unused for `kept_calls` calls, or into added memory."""
         assert self._reads.kept_calls is not None
         old = np.flatnonzero((self._place >= 0) & (self._used <= self._calls - self._reads.kept_calls))
         self._free += self._place[old].tolist()
@@ -117,7 +117,10 @@ class _KeptRows(_MappedRows):
         self._place[missing] = places
 
     def _read(self, memory: np.ndarray, offset: int) -> None:
-        """Fill memory with bytes of the constant from `offset` on. Raises ExecutionError for a file that is shorter."""
+        """Fill memory with bytes of the constant, starting at `offset`.
+
+        Raises ExecutionError if the file is too short.
+        """
         done = 0
         while done < memory.nbytes:
             count = os.preadv(self._file.fileno(), [memory[done:].data], self._offset + offset + done)

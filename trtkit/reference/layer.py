@@ -1,4 +1,4 @@
-"""A TensorRT layer as the lowerings see it: attributes, weights as torch tensors, what one run derives once."""
+"""The lowerings' view of a TensorRT layer: attributes, weights as torch tensors, results memoized during a run."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _MAX_ENTRIES = 64
 
 
 class RunMemo:
-    """Results by function and arguments, kept until the run ends; arguments are kept too.
+    """Results by function and arguments, kept until the run ends, together with the arguments.
 
-    A decoder's layers read one mask, one set of positions and one set of write indices: each finds what it needs of
-    them here. Tensors count as equal where they are one object, so only what no layer overwrites may be asked for.
+    A decoder's layers read the same mask, positions and write indices, and share what they derive from these. Tensors
+    are compared by identity, so they must not be overwritten by any layer.
     """
 
     def __init__(self) -> None:
         self._results: dict[Any, tuple[tuple[Any, ...], Any]] = {}
 
     def once(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Return function(*arguments), computed once in a run. Arguments other than tensors are hashable."""
+        """Return function(*arguments), computed once per run. Arguments other than tensors must be hashable."""
         key = (function, *[id(item) if isinstance(item, torch.Tensor) else item for item in arguments])
         entry = self._results.get(key)
         if entry is None:
@@ -51,23 +51,22 @@ class RunMemo:
         """Begin a run."""
 
     def __exit__(self, *_: object) -> None:
-        """Forget all: the memory of the run's inputs may hold other values in the next."""
+        """Clear the results: in the next run the memory of the inputs may hold other values."""
         self._results.clear()
 
 
 Tensor = torch.Tensor
 Op = Callable[..., Any]
-"""Takes the layer's inputs in order, None for those left out; returns its output, or a tuple of several."""
+"""Takes the layer's inputs in order, None for omitted ones; returns its output, or a tuple of several."""
 
 
 @dataclass(frozen=True)
 class Lowered:
     """A layer as torch code.
 
-    run: computes the output from the inputs.
-    overwrite: as `run`, but may destroy its first input; used where nothing else needs that input.
-    is_view: the output may share memory with an input.
-    packed: as `run`, by kernels that are faster on a CPU, on weights in their layout.
+    run: computes the output from the inputs. overwrite: like `run`, but may destroy its first input; used if nothing
+    else needs that input. is_view: whether the output may share memory with an input. packed: like `run`, with faster
+    CPU kernels on weights in their layout.
     """
 
     run: Op
@@ -78,8 +77,10 @@ class Lowered:
 
 @dataclass(eq=False)
 class RowReads:
-    """How rows are read, and how much has been. kept_calls: a row stays in memory for so many calls; None: all are
-    mapped. read_bytes: of rows that were not in memory; with all mapped, of all that were gathered.
+    """How rows are read, and how many were.
+
+    kept_calls: number of calls for which a row stays in memory; None: all are mapped. read_bytes: of rows that were not
+    in memory; if all are mapped, of all gathered rows.
     """
 
     kept_calls: int | None = None
@@ -87,16 +88,16 @@ class RowReads:
 
     @cached_property
     def files(self) -> MappedFiles:
-        """The files that this process maps."""
+        """The files mapped by this process."""
         return MappedFiles()
 
 
 @dataclass(frozen=True)
 class CompileSettings:
-    """How to compile. in_place_caches: KV caches are updated where they are.
+    """Options of compilation. in_place_caches: whether KV caches are updated in place.
 
-    ranks: the other ranks of a multi-device network, None for a single one. memo: what layers share during a run.
-    packs: whether `fast` steps take their layers' packed form. rows: how rows that a run chooses are read.
+    ranks: the other ranks of a multi-device network, None for a single one. memo: results that layers share during a
+    run. packs: whether `fast` steps use their layers' packed form. rows: how rows selected at run time are read.
     """
 
     precision: Precision
@@ -111,9 +112,8 @@ class CompileSettings:
 class Layer(LayerView):
     """One layer, read once when the network is compiled.
 
-    inputs: None if an optional input is left out.
-    known: values of the inputs that are the same in every run, None for the others.
-    held: the weights of which an input is the value, None for what is computed.
+    inputs: None for an omitted optional input. known: values of the inputs that are the same in every run, None for the
+    others. held: the weights that an input is the value of, None for computed inputs.
     """
 
     inputs: tuple[TensorSpec | None, ...]
@@ -155,15 +155,15 @@ class Layer(LayerView):
         return self.precision.storage(self.outputs[index].dtype)
 
     def lacks(self, attribute: str) -> ExecutionError:
-        """Return the error for a parameter that the layer does not have."""
+        """Return the error for a parameter that the layer lacks."""
         return self.unsupported(f"a form without `{attribute}`")
 
     def input_shape(self, index: int) -> tuple[int, ...]:
-        """Return an input's shape, -1 for sizes known at run time. Raises ExecutionError for one of unknown rank."""
+        """Return an input's shape, -1 for sizes known at run time. Raises ExecutionError if its rank is unknown."""
         return self._shape(self.inputs[index])
 
     def output_shape(self, index: int = 0) -> tuple[int, ...]:
-        """Return an output's shape, -1 for sizes known at run time. Raises ExecutionError for one of unknown rank."""
+        """Return an output's shape, -1 for sizes known at run time. Raises ExecutionError if its rank is unknown."""
         return self._shape(self.outputs[index])
 
     def _shape(self, spec: TensorSpec | None) -> tuple[int, ...]:
@@ -177,7 +177,7 @@ class Layer(LayerView):
         return None if held is None else self.to_storage(weights_tensor(held), dtype)
 
     def to_storage(self, value: Tensor, dtype: DType | None = None) -> Tensor:
-        """Return `value` on the device, in the type that holds `dtype`; in `widen` where it is a float."""
+        """Return `value` on the device, in the type that holds `dtype`; floats in the widened type, if any."""
         target = value.dtype
         if dtype is not None:
             target = self.precision.storage(dtype)
@@ -186,7 +186,7 @@ class Layer(LayerView):
         return value.to(device=self.precision.device, dtype=target)
 
     def unsupported(self, what: str) -> ExecutionError:
-        """Return the error for a parameter that the executor does not know."""
+        """Return the error for a parameter that the executor does not support."""
         return ExecutionError(f"{what} in a {self.kind} layer is not known to the reference executor", self.name)
 
 

@@ -33,7 +33,7 @@ class ReferenceRunner(BaseRunner):  # type: ignore[misc]
         self._executor = Executor(read_layers(backend, network), options)
 
     def get_input_metadata_impl(self) -> TensorMetadata:
-        """Return the inputs' types and shapes, -1 where a size is dynamic."""
+        """Return the inputs' types and shapes, -1 for dynamic sizes."""
         metadata = TensorMetadata()
         for spec in self._executor.inputs:
             metadata.add(spec.name, np.dtype(spec.dtype.numpy), list(spec.shape))
@@ -46,5 +46,5 @@ class ReferenceRunner(BaseRunner):  # type: ignore[misc]
         return OrderedDict((name, to_array(value)) for name, value in outputs.items())
 
     def deactivate_impl(self) -> None:
-        """Forget the compiled network."""
+        """Release the compiled network."""
         del self._executor

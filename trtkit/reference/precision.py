@@ -1,4 +1,4 @@
-"""Which torch type holds a TensorRT tensor, which its arithmetic runs in, and arrays as torch tensors and back."""
+"""Torch types of TensorRT tensors, for storage and for arithmetic, and conversion between arrays and torch tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trtkit.errors import ExecutionError
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
 
-# Four-bit values are held one per element: int4 in int8, fp4 as the numbers themselves in fp16.
+# Four-bit values take one element each: int4 in int8, fp4 as the numbers themselves in fp16.
 _STORAGE = {
     "fp32": torch.float32,
     "fp16": torch.float16,
@@ -49,21 +49,21 @@ class Precision:
         return _STORAGE[dtype.name]
 
     def are_alike(self, first: DType, second: DType) -> bool:
-        """Whether casting between two types changes nothing because both are widened to one."""
+        """Whether casting between two types changes nothing because both are widened to the same type."""
         floats = ("fp32", "fp16", "bf16")
         return first.name in floats and second.name in floats and self.storage(first) == self.storage(second)
 
     def accumulation(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the type that products of `dtype` are summed in.
+        """Return the type in which products of `dtype` are accumulated.
 
-        TensorRT's kernels accumulate fp16 and bf16 in fp32. torch's CPU kernels do so for bf16; for fp16 they are
-        up to 30 times slower than converting to fp32, so that is what is done.
+        TensorRT's kernels accumulate fp16 and bf16 in fp32. torch's CPU kernels do so for bf16; for fp16 they are up to
+        30 times slower than converting to fp32, which is therefore done here.
         """
         return torch.float32 if dtype == torch.float16 and self.device.type == "cpu" else dtype
 
 
 def packs(dtype: torch.dtype) -> bool:
-    """Whether oneDNN computes convolutions and products of a type on this processor, on weights in its own layout."""
+    """Whether oneDNN computes convolutions and products of a type on this processor, with weights in its own layout."""
     if not torch._C._has_mkldnn or dtype not in (torch.float32, torch.bfloat16):
         return False
     return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -78,9 +78,9 @@ _UNPACKED = {"int4": np.int8, "float4_e2m1fn": np.float16}
 
 
 def to_tensor(value: Any, name: str) -> torch.Tensor:
-    """Return an array, tensor or number as a tensor that shares its memory where it can.
+    """Return an array, tensor or number as a tensor that shares its memory if possible.
 
-    Raises ExecutionError for a type that torch does not have.
+    Raises ExecutionError for a type that torch lacks.
     """
     if isinstance(value, torch.Tensor):
         return value

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from trtkit.reference.layer import Op, Tensor
 
 Observer = Callable[[int, Any], None]
-"""Told each tensor's slot and value as it is computed."""
+"""Called with each tensor's slot and value when it is computed."""
 
 LayerTimer = Callable[[str, float], None]
-"""Told each layer's name and seconds as it has run."""
+"""Called with each layer's name and seconds after it ran."""
 
 
 @dataclass(frozen=True, eq=False)
 class Instruction:
-    """One layer ready to run.
+    """One layer that is ready to run.
 
-    run: leaves its inputs as they are. fast: may reuse the memory of an input that nothing else needs.
-    frees: slots that no later step reads. optional: inputs of a concatenation that add nothing to it if they have no
-    elements, by their place: only along its axis can their size be 0. is_view: the output is elements of the first
-    input, often in its memory; the other inputs say which.
+    run: leaves its inputs unchanged. fast: may reuse the memory of an input that nothing else needs. frees: slots that
+    no later step reads. optional: indices of a concatenation's inputs that contribute nothing if they have no elements:
+    only along its axis can their size be 0. is_view: whether the output consists of elements of the first input, often
+    in its memory, selected by the other inputs.
     """
 
     run: Op
@@ -49,9 +49,9 @@ class Instruction:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Steps in the order to run them.
+    """Steps in execution order.
 
-    initial: a value per slot, constants filled in. outputs: the slots of the results.
+    initial: one value per slot, with constants filled in. outputs: the slots of the results.
     """
 
     steps: tuple[Instruction, ...]
@@ -60,7 +60,10 @@ class Program:
 
     @cached_property
     def calls(self) -> list[tuple[Instruction, Op, tuple[int, ...], int | None, tuple[int, ...]]]:
-        """What the loop over the steps reads of each: it runs once for every layer. The output is None of several."""
+        """What the execution loop, which runs once for every layer, reads of each step.
+
+        The output is None if there are several.
+        """
         return [
             (step, step.fast, step.inputs, step.outputs[0] if len(step.outputs) == 1 else None, step.frees)
             for step in self.steps
@@ -68,7 +71,7 @@ class Program:
 
 
 def with_frees(steps: Sequence[Instruction], outputs: tuple[int, ...]) -> list[Instruction]:
-    """Return the steps, each freeing what none after it reads."""
+    """Return the steps, each freeing the slots that no later step reads."""
     needed = set(outputs)
     finished = []
     for step in reversed(steps):
@@ -82,14 +85,14 @@ _HANDS_ON = {
     "ATTENTION": (0,), "CAST": (0,), "ELEMENTWISE": (0, 1), "GATHER": (1,), "SELECT": (0, 1, 2), "SHUFFLE": (0,),
     "UNARY": (0,), "UNSQUEEZE": (0,),
 }  # fmt: skip
-"""Inputs of which one without elements leaves the output without any: all that rows of prompts go through."""
+"""Inputs which, if they have no elements, leave the output without any: all that rows of prompts pass through."""
 _HAS_EFFECTS = ("ASSERTION", "DIST_COLLECTIVE", "KV_CACHE_UPDATE")
 
 
 def shortened(program: Program, inputs: Iterable[int], outputs: tuple[int, ...]) -> Program:
-    """Return what some outputs need if `inputs` have no elements, as those of a packed call without prompts.
+    """Return the steps needed for some outputs if `inputs` have no elements, as in a packed call without prompts.
 
-    What has none is not joined to what has some, and what nothing reads then is not computed.
+    Empty tensors are not concatenated to others, and results that are then unused are not computed.
     """
     empty = set(inputs)
     for step in program.steps:
@@ -107,9 +110,9 @@ def shortened(program: Program, inputs: Iterable[int], outputs: tuple[int, ...])
 
 
 def _in_fewer_steps(steps: Sequence[Instruction], outputs: tuple[int, ...]) -> list[Instruction]:
-    """Return the steps with views of views as one step each, also through joins of a single tensor, which copy it.
+    """Return the steps with chains of views merged, also across concatenations of a single tensor, which copy it.
 
-    Where no prompts are read, the tokens of every layer go through such steps on their way to attention and back.
+    If no prompts are read, each layer's tokens pass through such steps on their way to attention and back.
     """
     readers = Counter(slot for step in steps for slot in step.inputs)
     readers.update(outputs)
@@ -121,7 +124,7 @@ def _in_fewer_steps(steps: Sequence[Instruction], outputs: tuple[int, ...]) -> l
 
 
 def _joined_views(step: Instruction, finished: dict[int, Instruction], readers: Counter[int]) -> Instruction:
-    """Return a view with those that only it reads, which are taken out of the finished steps."""
+    """Return a view merged with the views that only it reads, which are removed from the finished steps."""
     while readers[step.inputs[0]] == 1 and (before := finished.get(step.inputs[0])) is not None:
         if before.is_view:
             joined = _after(before, step)
@@ -135,7 +138,7 @@ def _joined_views(step: Instruction, finished: dict[int, Instruction], readers: 
 
 
 def _after(first: Instruction, second: Instruction) -> Instruction:
-    """Return two views as one step."""
+    """Return two views merged into one step."""
     views = [
         step.run if isinstance(step.run, _Views) else _Views(((step.run, len(step.inputs) - 1),))
         for step in (first, second)
@@ -146,13 +149,13 @@ def _after(first: Instruction, second: Instruction) -> Instruction:
 
 @dataclass(frozen=True, eq=False)
 class _Views:
-    """A chain of views as one. views: each with how many inputs it takes besides the tensor."""
+    """A chain of views as one. views: each with the number of its inputs in addition to the tensor."""
 
     views: tuple[tuple[Op, int], ...]
     _known: dict[tuple[object, ...], tuple[torch.Size, tuple[int, ...], int]] = field(default_factory=dict)
 
     def __call__(self, x: Tensor, *numbers: Tensor | None) -> Tensor:
-        """Return the last view: the same sizes and strides for the same sizes, strides and numbers."""
+        """Return the last view, with cached sizes and strides for the same sizes, strides and numbers."""
         key = (x.shape, x.stride(), *[None if item is None else tuple(item.flatten().tolist()) for item in numbers])
         if (known := self._known.get(key)) is not None:
             shape, stride, offset = known
@@ -172,7 +175,7 @@ _MOST_VIEWS = 256  # that a step remembers
 
 
 def execute(program: Program, values: list[Any]) -> None:
-    """Run every step on `values`, forgetting each value after its last use."""
+    """Run every step on `values`, releasing each value after its last use."""
     step = None
     try:
         for step, run, inputs, output, frees in program.calls:
@@ -190,7 +193,7 @@ def execute(program: Program, values: list[Any]) -> None:
 
 
 def timed(program: Program, timer: LayerTimer) -> Program:
-    """Return the program with every step telling `timer` how long it took."""
+    """Return the program with every step reporting its duration to `timer`."""
     return replace(program, steps=tuple(replace(step, fast=_timed(step, timer)) for step in program.steps))
 
 
@@ -205,7 +208,7 @@ def _timed(step: Instruction, timer: LayerTimer) -> Op:
 
 
 def observe(program: Program, values: list[Any], observer: Observer) -> None:
-    """Run every step, telling `observer` each result; no memory is reused."""
+    """Run every step, passing each result to `observer`; no memory is reused."""
     for step in program.steps:
         try:
             result = step.run(*[values[slot] for slot in step.inputs])
@@ -219,7 +222,7 @@ def observe(program: Program, values: list[Any], observer: Observer) -> None:
 
 
 def failed(step: Instruction, values: list[Any], error: Exception) -> ExecutionError:
-    """Return the error for a layer that torch could not compute."""
+    """Return the error for a layer on which torch failed."""
     if isinstance(error, ExecutionError):
         return error
     inputs = ", ".join(_describe(values[slot]) for slot in step.inputs)

@@ -1,4 +1,4 @@
-"""The ranks of a multi-device network: threads of one process, or processes that exchange tensors by gloo."""
+"""The ranks of a multi-device network: threads of one process, or processes that exchange tensors over gloo."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store, Work
 
 COLLECTIVE_TIMEOUT_S = 10.0
-"""How long a rank waits for the others at a layer: they do the same work, so they arrive at about the same time."""
+"""How long a rank waits for the others at a layer: all do the same work and arrive at about the same time."""
 _LOOPBACK = "127.0.0.1"
 
 
 class Rank(Protocol):
-    """One rank of a group. rank: from 0 on. count: how many there are."""
+    """One rank of a group. rank: from 0 on. count: number of ranks."""
 
     @property
     def rank(self) -> int:
-        """Which one it is."""
+        """Index of this rank."""
         ...
 
     @property
     def count(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         ...
 
     def exchange(self, key: str, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return copies of what every rank brought to the layer `key`, by rank. Waits for all of them."""
+        """Return copies of every rank's tensor for the layer `key`, by rank. Waits for all ranks."""
         ...
 
     def leave(self) -> None:
-        """Let the other ranks fail instead of waiting for this one."""
+        """Make the other ranks fail instead of waiting for this one."""
         ...
 
 
 @dataclass
 class ThreadGroup:
-    """Ranks that exchange tensors, as threads. count: how many."""
+    """Ranks as threads that exchange tensors. count: number of ranks."""
 
     count: int
     posted: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class ThreadGroup:
         self.barrier = Barrier(self.count)
 
     def member(self, rank: int) -> ThreadRank:
-        """Return the group as rank `rank` sees it."""
+        """Return the group from the view of rank `rank`."""
         return ThreadRank(self, rank)
 
 
@@ -71,7 +71,7 @@ class ThreadRank:
         return self.group.count
 
     def exchange(self, key: str, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return copies of what every rank brought to the layer `key`, by rank. Waits for all of them."""
+        """Return copies of every rank's tensor for the layer `key`, by rank. Waits for all ranks."""
         self.group.posted[key, self.rank] = tensor
         self.group.barrier.wait()
         parts = [self.group.posted[key, rank].clone() for rank in range(self.count)]  # later layers write in place
@@ -79,19 +79,19 @@ class ThreadRank:
         return parts
 
     def leave(self) -> None:
-        """Let the other ranks fail instead of waiting for this one."""
+        """Make the other ranks fail instead of waiting for this one."""
         self.group.barrier.abort()
 
 
 class GlooGroup(Protocol):
-    """What is used of torch's ProcessGroupGloo."""
+    """The subset of torch's ProcessGroupGloo in use."""
 
     def rank(self) -> int:
-        """Which rank of the group this is."""
+        """Index of this rank in the group."""
         ...
 
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         ...
 
     def allgather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, timeout: timedelta) -> Work:
@@ -99,7 +99,7 @@ class GlooGroup(Protocol):
         ...
 
     def broadcast(self, tensor: torch.Tensor, root: int, timeout: timedelta) -> Work:
-        """Copy the root's tensor into everybody's."""
+        """Copy the root's tensor into all other ranks' tensors."""
         ...
 
     def send(self, tensors: Sequence[torch.Tensor], rank: int, tag: int) -> Work:
@@ -112,7 +112,7 @@ class GlooGroup(Protocol):
 
 
 class GlooRank:
-    """A rank that is a process. Tensors are gathered, not reduced: every rank then adds them up in the same order.
+    """A rank that is a process. Tensors are gathered, not reduced, so that every rank adds them in the same order.
 
     group: of gloo, see `gloo_group`. timeout_s: of each exchange. Tensors may have any type; they are on the CPU.
     """
@@ -122,9 +122,10 @@ class GlooRank:
         self.rank, self.count = group.rank(), group.size()
 
     def exchange(self, key: str, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return what every rank brought to the layer `key`, by rank. Waits for all of them.
+        """Return every rank's tensor for the layer `key`, by rank. Waits for all ranks.
 
-        Raises RankError if another rank is at another layer or has another shape, is gone, or does not arrive in time.
+        Raises RankError if another rank is at another layer or has another shape, has exited, or does not arrive in
+        time.
         """
         layer = f"{key} {tensor.dtype} {list(tensor.shape)}"
         mark = torch.tensor([zlib.crc32(layer.encode())]).view(torch.uint8)
@@ -141,18 +142,17 @@ class GlooRank:
         return [part[len(mark) :].clone().view(tensor.dtype).view(tensor.shape) for part in parts]
 
     def leave(self) -> None:
-        """Do nothing: the others notice that the process is gone, or wait until their time is up."""
+        """Do nothing: the others notice that the process has exited, or wait for their timeout."""
 
 
 def gloo_group(
     store: Store, rank: int, count: int, timeout_s: float = COLLECTIVE_TIMEOUT_S, host: str = _LOOPBACK
 ) -> GlooGroup:
-    """Return a gloo group of this process alone, apart from torch's default group.
+    """Return a gloo group of this process alone, separate from torch's default group.
 
     store: a part of one that all ranks share, used by no other group. timeout_s: of connecting, and of operations
-    without a limit of their own. host: the address of this machine that the ranks listen on; empty for the one that its
-    name resolves to.
-    Raises RankError if the others do not connect in time.
+    without their own limit. host: the address of this machine that the ranks listen on; empty for the one that its name
+    resolves to. Raises RankError if the others do not connect in time.
     """
     from torch.distributed import ProcessGroupGloo
 
@@ -167,5 +167,5 @@ def gloo_group(
 
 
 def _first_line(error: Exception) -> str:
-    """Return what gloo says, without where in its source."""
+    """Return gloo's error message without its source location."""
     return str(error).partition("\n")[0].rpartition("] ")[2][:200]

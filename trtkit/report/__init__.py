@@ -1,1 +1,1 @@
-"""Pages and plots of results, for people."""
+"""Result pages and plots for people."""

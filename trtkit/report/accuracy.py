@@ -1,4 +1,4 @@
-"""A vision model's accuracy on labelled pictures: measures, classes, and what is taken for what."""
+"""A vision model's accuracy on labelled pictures: measures, classes, and confusions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHOWN, _MOST_CLASSES, _MOST_TEXTS = 5, 40, 16
 
 
 def accuracy_tables(evaluation: VisionEvaluation) -> list[Part]:
-    """Return the measures, and the commonest confusions."""
+    """Return the measures and the most frequent confusions."""
     parts: list[Part] = [_facts(evaluation)]
     confusion = evaluation.confusion
     if confusion is not None and confusion.errors:
@@ -55,7 +55,7 @@ def _facts(evaluation: VisionEvaluation) -> Facts:
 
 
 def _errors(confusion: Confusion, title: str, most: int | None = None) -> Table:
-    """Return the pairs of different classes, the commonest first, with their share of the class."""
+    """Return the pairs of different classes, most frequent first, with their share of the class."""
     items = {row.name: row.items for row in confusion.classes()}
     rows: list[Sequence[Value]] = [
         (
@@ -85,7 +85,7 @@ def _classes(confusion: Confusion) -> Table:
 
 
 def _matrix(confusion: Confusion) -> Markup:
-    """Return the picture: all classes, or those with the most errors."""
+    """Return the chart: all classes, or those with the most errors."""
     from trtkit.report.charts import figure, matrix
 
     order = _charted(confusion)
@@ -104,7 +104,7 @@ def _matrix(confusion: Confusion) -> Markup:
 
 
 def _charted(confusion: Confusion) -> list[str]:
-    """Return the classes of the picture in order, those with the most errors if there are too many."""
+    """Return the chart's classes in order, only those with the most errors if there are too many."""
     errors = Counter[str]()
     for pair in confusion.errors:
         errors[_name(pair.truth)] += pair.count

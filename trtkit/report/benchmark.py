@@ -66,7 +66,7 @@ def html_report(report: Report) -> str:
 
 
 def _loads(report: Report) -> Iterator[PagePart]:
-    """Yield throughput over latency of every case and contender, as a chart and as a table."""
+    """Yield throughput over latency for every case and contender, as a chart and as a table."""
     name, rate = report.axes
     points: list[Row] = []
     rows: list[tuple[Value, ...]] = []
@@ -114,7 +114,7 @@ def _unit(metric: Metric) -> str:
 
 
 def _ratios(case: Case) -> Iterator[PagePart]:
-    """Yield how much longer the first contender takes than each other one, with 95 % confidence intervals."""
+    """Yield how much longer the first contender takes than each of the others, with 95 % confidence intervals."""
     rows: list[Row] = [
         {
             "row": f"{_words(ratio.metric)}: {ratio.numerator} / {ratio.denominator}",
@@ -134,7 +134,7 @@ def _ratios(case: Case) -> Iterator[PagePart]:
 
 
 def _distributions(case: Case) -> Iterator[PagePart]:
-    """Yield the share of samples below each value, metric by metric."""
+    """Yield the share of samples below each value, by metric."""
     for metric in case.results[0].samples:
         rows = [row for result in case.results for row in _cumulated(result, metric)]
         if rows:
@@ -165,7 +165,7 @@ def _cumulated(result: Result, metric: str) -> list[Row]:
 
 
 def _timeline(result: Result) -> Iterator[PagePart]:
-    """Yield when each request waited, was computed and gave tokens; or when each call ran."""
+    """Yield when each request waited, was computed and produced tokens, or when each call ran."""
     rows: list[Row] = []
     if isinstance(result, TextResult | ServedResult):
         rows = [
@@ -183,7 +183,7 @@ def _timeline(result: Result) -> Iterator[PagePart]:
 
 
 def _request(name: str, request: RequestTimes) -> list[Row]:
-    """Return the wait until it was sent, the time to the first token, and each token after it."""
+    """Return the wait until it was sent, the time to the first token, and each later token."""
     due, sent, ended, tokens = request.due_ms, request.sent_ms, request.ended_ms, request.token_ms
     if request.error:
         return [_bar(name, "failed", due, ended, request.error)]
@@ -215,7 +215,7 @@ _NETWORK = "whole network, fused"
 
 
 def roofline_plots(ceiling: Ceiling, phases: Sequence[PhaseLayers]) -> Iterator[PagePart]:
-    """Yield for each phase of a case the roofline with its measured layers, and the layers of a batch in time."""
+    """Yield, for each phase of a case, the roofline with its measured layers, and the layers in a timeline."""
     for phase in phases:
         total_ms = sum(layer.ms for layer in phase.layers)
         if not isinstance(ceiling, PublishedRates | MeasuredRates) or total_ms <= 0:
@@ -227,7 +227,7 @@ def roofline_plots(ceiling: Ceiling, phases: Sequence[PhaseLayers]) -> Iterator[
 
 
 def _roofline(phase: PhaseLayers, ceiling: PublishedRates | MeasuredRates, total_ms: float) -> Markup:
-    """Return the roofs, a point for each layer that computes, and a large one for the whole network."""
+    """Return the roofs, a point for each computing layer, and a large one for the whole network."""
     points = [
         _point(layer.layer, layer.bound, layer.flops, layer.bytes, layer.ms)
         for layer in phase.layers
@@ -253,7 +253,7 @@ def _point(name: str, bound: str, flops: int, moved_bytes: int, ms: float) -> Ro
 
 
 def _layers_timeline(phase: PhaseLayers) -> Markup:
-    """Return a bar for each layer, one after the other."""
+    """Return a bar for each layer, in sequence."""
     rows: list[Row] = []
     start = 0.0
     for layer in phase.layers[:_MOST_BARS]:

@@ -1,4 +1,4 @@
-"""The tables of a benchmark: what `trtkit bench` prints, of which the page shows most as well."""
+"""The tables of a benchmark, as printed by `trtkit bench`; the page shows most of them too."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_ENGINE = (
 
 
 def bench_tables(report: Report) -> Iterator[Part]:
-    """Yield the tables of a report. What limits an engine is shown for engines; files have it for all that computes."""
+    """Yield the tables of a report. Ceilings are shown for engines; files have them for every contender."""
     is_engine = not report.computes.startswith("reference executor")
     yield overview(report, is_engine=is_engine)
     if not is_engine:
@@ -43,7 +43,7 @@ def bench_tables(report: Report) -> Iterator[Part]:
 
 
 def overview(report: Report, *, is_engine: bool = True) -> Facts:
-    """Return what computes, on what, and what limits an engine."""
+    """Return what ran the model and where, and for an engine its limits."""
     machine, bundle = report.provenance.machine, report.bundle
     gpus = "".join(f", {gpu.name}" for gpu in machine.gpus)
     load = machine.load_average[0]
@@ -72,7 +72,7 @@ def _latency_table(case: Case) -> Table:
 
 
 def load_table(case: TextCase) -> Table:
-    """Return a load's figures: medians and 99th percentiles in ms, rates a second; 80 columns hold them."""
+    """Return a load's figures: medians and 99th percentiles in ms, rates per second; they fit 80 columns."""
     names = ("TTFT ms\np50/99", "ITL ms\np50/99", "E2E ms\np50/99", "tok/s", "req/s")
     goodput = any("goodput" in result.metrics for result in case.results)
     rows: list[tuple[Value, ...]] = []
@@ -108,7 +108,7 @@ def _ratio_text(ratio: Ratio) -> str:
 
 
 def notes(report: Report) -> Iterator[Note]:
-    """Yield what to know of the figures."""
+    """Yield remarks on the figures."""
     results = [result for case in report.cases for result in case.results]
     if not all(result.is_steady for result in results):
         yield Note("~ not steady: the last third of the samples differs from the first by more than 10 %", "warning")
@@ -170,10 +170,10 @@ def _share(share: float) -> NumberCell:
 
 
 def number_text(value: float) -> str:
-    """Return a figure with three digits or more."""
+    """Return a figure with at least three digits."""
     return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.3g}"
 
 
 def share_text(share: float) -> str:
-    """Return a share as a percentage, of those below 1 % one digit."""
+    """Return a share as a percentage, with one digit for shares below 1 %."""
     return f"{share:.0%}" if share >= 0.01 else f"{100 * share:.1g}%"

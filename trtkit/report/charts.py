@@ -1,4 +1,4 @@
-"""Charts as Vega-Lite by Altair, drawn in the page by the library that it carries: no network is needed."""
+"""Vega-Lite charts made with Altair and drawn by the library embedded in the page, without network access."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     Drawn = alt.Chart | alt.LayerChart | alt.FacetChart
 
 CHART = "<figure class='chart'>"
-"""How a chart starts in a page."""
+"""The start of a chart in a page."""
 BLUE, ORANGE, GREEN, PURPLE, RED, GREY = "#3b82f6", "#e07b00", "#2da44e", "#a371f7", "#e5534b", "#8b949e"
-"""Colours that are read on white and on black."""
+"""Colours that are legible on white and on black."""
 _PALETTE = [BLUE, ORANGE, GREEN, PURPLE, RED, "#14b8a6", "#d946ef", "#a16207", GREY]
 _ROOFS = [PURPLE, RED, GREY, GREEN, "#14b8a6", "#d946ef", "#a16207", ORANGE]
 _HEIGHT = 300
@@ -31,7 +31,7 @@ Row = dict[str, str | float | None]
 
 @dataclass(frozen=True)
 class ChartAxis:
-    """A field of the rows and what it is, with its unit. ticks: a format of d3."""
+    """A field of the rows and its description with unit. ticks: a d3 format."""
 
     field: str
     title: str
@@ -40,7 +40,7 @@ class ChartAxis:
 
     @property
     def shorthand(self) -> str:
-        """The field as Vega-Lite takes it, a number."""
+        """The field in Vega-Lite's shorthand, as a number."""
         return f"{self.field}:Q"
 
     @property
@@ -50,7 +50,7 @@ class ChartAxis:
 
     @property
     def axis(self) -> alt.Axis:
-        """Few ticks, which narrow screens have room for."""
+        """An axis with few ticks, which fit on narrow screens."""
         return alt.Axis(tickCount=6, format=self.ticks)
 
 
@@ -78,7 +78,7 @@ def data(rows: Sequence[Mapping[str, str | float | None]]) -> alt.Chart:
 
 
 def colour(field: str, title: str, colours: Mapping[str, str] | None = None) -> alt.Color:
-    """Return colours by a field: those that are named, or the palette's."""
+    """Return colours by a field: the given ones, or the palette's."""
     scale = (
         alt.Scale(range=_PALETTE) if colours is None else alt.Scale(domain=list(colours), range=list(colours.values()))
     )
@@ -86,11 +86,11 @@ def colour(field: str, title: str, colours: Mapping[str, str] | None = None) -> 
 
 
 Axes = tuple[ChartAxis, ChartAxis]
-"""Across and up."""
+"""Horizontal and vertical axis."""
 
 
 def points(rows: Sequence[Row], axes: Axes, by: alt.Color, *, size: int = 45) -> alt.Chart:
-    """Return a point for each row, with a tooltip of all its texts; a click on the legend dims the others."""
+    """Return a point for each row, with a tooltip of all its texts; clicking on the legend dims the others."""
     x, y = axes
     drawn: alt.Chart = (
         data(rows)
@@ -123,14 +123,14 @@ def lines(rows: Sequence[Row], axes: Axes, by: alt.Color, *, has_points: bool = 
 
 
 def with_legend(chart: alt.Chart, field: str) -> alt.Chart:
-    """Let a click on the legend dim the other series."""
+    """Make a click on the legend dim the other series."""
     chosen = alt.selection_point(fields=[field], bind="legend")
     dimmed: alt.Chart = chart.add_params(chosen).encode(opacity=alt.condition(chosen, alt.value(0.9), alt.value(0.1)))
     return dimmed
 
 
 def limit(value: float, text: str) -> Drawn:
-    """Return a dashed line across the chart with its name."""
+    """Return a labelled dashed line across the chart."""
     rule = data([{"limit": value, "text": text}])
     line = rule.mark_rule(color=RED, strokeDash=[5, 4]).encode(y="limit:Q")
     name = rule.mark_text(color=RED, align="left", dx=6, dy=-7)
@@ -139,7 +139,7 @@ def limit(value: float, text: str) -> Drawn:
 
 
 def bars(rows: Sequence[Row], x_title: str, by: alt.Color) -> alt.Chart:
-    """Return bars from `start` to `end`, in a line for each `row`."""
+    """Return bars from `start` to `end`, on one line per `row`."""
     drawn: alt.Chart = (
         data(rows)
         .mark_bar(height=alt.RelativeBandSize(0.8))
@@ -155,7 +155,7 @@ def bars(rows: Sequence[Row], x_title: str, by: alt.Color) -> alt.Chart:
 
 
 def matrix(rows: Sequence[Row], order: Sequence[str], has_texts: bool) -> Drawn:
-    """Return a square for each row's `predicted` across and `truth` down, darker with its `share`; texts: `count`."""
+    """Return a square for each row, `predicted` across and `truth` down, darker with its `share`; texts: `count`."""
     names = alt.Scale(domain=list(order))  # of both axes, so that what is right is on the diagonal
     across = alt.Axis(labelAngle=-45, orient="top", labelOverlap=False)
     x = alt.X("predicted:N", scale=names, title="predicted", axis=across)
@@ -187,15 +187,15 @@ def intervals(rows: Sequence[Row], title: str) -> Drawn:
 
 
 def tooltip(rows: Sequence[Row]) -> list[alt.Tooltip]:
-    """Return the texts of the rows as a tooltip: fields whose names are words for people start with a capital."""
+    """Return the texts of the rows as a tooltip: fields with readable names are capitalized."""
     names = dict.fromkeys(name for row in rows for name in row if name[:1].isupper())
     return [alt.Tooltip(field=name, type="nominal") for name in names]
 
 
 def roofline(rates: Mapping[str, float], bandwidth: float, layers: Sequence[Row], by: alt.Color) -> Markup:
-    """Return the roofs of a processor, and a point for each layer.
+    """Return a processor's roofs, and a point for each layer.
 
-    rates: operations a second, by type. layers: rows with `intensity`, `rate` and `size`, the point's area.
+    rates: operations per second, by type. layers: rows with `intensity`, `rate` and `size`, the point's area.
     """
     reach = [float(row["intensity"] or 0) for row in layers]
     low, high = min([0.1, *reach]) / 2, 2 * max([10 * max(rates.values()) / bandwidth, *reach])

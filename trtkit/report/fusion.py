@@ -1,4 +1,4 @@
-"""The fusion of a bundle's networks as one HTML page: tables of kernels, and each network as a graph."""
+"""The fusion of a bundle's networks as an HTML page: tables of kernels, and each network as a graph."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HALF = re.compile(r"_Attention(Input|Output)$")
 
 @dataclass(frozen=True)
 class LayerMeasurements:
-    """What other commands measured of layers, by their names: relative RMS errors, and the time of one call."""
+    """Measurements of layers by other commands, by layer name: relative RMS errors, and the time in one call."""
 
     errors: Mapping[str, float] = field(default_factory=dict)
     times_ms: Mapping[str, float] = field(default_factory=dict)
@@ -37,12 +37,15 @@ class LayerMeasurements:
         return self.errors.get(layer)
 
     def time_ms(self, layer: str) -> float | None:
-        """Return a layer's time, None if it was not measured. Repeated layers and an attention's halves share one."""
+        """Return a layer's time, None if it was not measured.
+
+        Repeated layers, and the halves of attention, share one.
+        """
         stated = self.times_ms.get(layer)
         return stated if stated is not None else self.times_ms.get(_HALF.sub("", _NUMBERED.sub("layers.*", layer)))
 
     def knows(self, layer: str) -> bool:
-        """Whether anything was measured of a layer."""
+        """Whether there is any measurement of a layer."""
         return self.error(layer) is not None or self.time_ms(layer) is not None
 
 
@@ -52,7 +55,7 @@ Position = tuple[int, int]
 
 @dataclass(frozen=True)
 class _Node:
-    """A layer as graph.js draws it: in column x and row y. kernels: their numbers. output: types and shapes."""
+    """A layer as drawn by graph.js, in column x and row y. kernels: their numbers. output: types and shapes."""
 
     x: int
     y: int
@@ -83,13 +86,13 @@ def fusion_page(
 
 
 def _title(fusion: Fusion) -> str:
-    """Return the stage with the shapes of the inputs that are not caches."""
+    """Return the stage with the shapes of its inputs, except caches."""
     shapes = (f"{name} {list(shape)}" for name, shape in fusion.shapes.items() if not name.startswith("past_"))
     return f"{fusion.title}: {', '.join(shapes)}" if fusion.shapes else fusion.title
 
 
 def _graph(fusion: Fusion, network: NetworkRecord, measured: LayerMeasurements) -> Markup:
-    """Return a network as a figure that graph.js draws; constants are left out."""
+    """Return a network as a figure drawn by graph.js, without constants."""
     kernels: dict[str, list[int]] = {}
     for number, kernel in enumerate(fusion.kernels):
         for layer in kernel.layers:
@@ -136,7 +139,7 @@ def _node(layer: LayerRecord, position: Position, kernels: list[int], measured: 
 
 
 def _color_keys(nodes: Sequence[_Node]) -> Iterator[tuple[str, str]]:
-    """Yield by what layers can be colored: what was measured only if it was."""
+    """Yield the properties by which layers can be colored; measurements only if there are any."""
     yield from (("kernel", "kernel"), ("type", "type"), ("precision", "precision"), ("bytes", "bytes"))
     yield ("flops", "operations")
     if any(node.ms is not None for node in nodes):
@@ -146,7 +149,7 @@ def _color_keys(nodes: Sequence[_Node]) -> Iterator[tuple[str, str]]:
 
 
 def layered(reads: Sequence[Sequence[int]]) -> list[Position]:
-    """Return a column and a row for each node, no two alike. reads: the nodes, all earlier, that each one reads."""
+    """Return a unique column and row for each node. reads: for each node, the earlier nodes that it reads."""
     rows = _rows(reads)
     in_row: dict[int, list[int]] = {}
     for node, row in enumerate(rows):
@@ -163,7 +166,7 @@ def layered(reads: Sequence[Sequence[int]]) -> list[Position]:
 
 
 def _rows(reads: Sequence[Sequence[int]]) -> list[int]:
-    """Return each node's row: right below the last that it reads; right above its first reader if it reads nothing."""
+    """Return each node's row: just below the last that it reads, or just above its first reader if it reads nothing."""
     rows: list[int] = []
     for sources in reads:
         rows.append(1 + max((rows[source] for source in sources), default=-1))

@@ -1,4 +1,4 @@
-"""The tables of a network's kernels: what `trtkit inspect --fusion` prints, and its page shows."""
+"""The tables of a network's kernels, as printed by `trtkit inspect --fusion` and shown on its page."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ from trtkit.report.tables import Facts, Table, Value, counted, named, numbers, s
 
 
 def fusion_tables(fusion: Fusion) -> tuple[Facts, Table]:
-    """Return a summary and the kernels in their order."""
+    """Return a summary and the kernels in order."""
     rows: list[tuple[str, Value]] = [
         (name, f"{list(shape)}") for name, shape in fusion.shapes.items() if not name.startswith("past_")
     ]

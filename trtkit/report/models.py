@@ -1,4 +1,4 @@
-"""A model as `trtkit build` and `trtkit inspect` show it, and a bundle's page: tensors, parts, layers and types."""
+"""A model as shown by `trtkit build` and `trtkit inspect`, and a bundle's page: tensors, parts, layers and types."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-# How many of the costliest layers and largest tensors are listed.
+# Number of costliest layers and largest tensors in lists.
 _TOP = 8
 
 
 @dataclass(frozen=True)
 class Inspected:
-    """What `trtkit inspect` shows. kind: `bundle` or `network`."""
+    """The subject of `trtkit inspect`. kind: `bundle` or `network`."""
 
     kind: str
     model: ModelRecord
     network: NetworkRecord
 
     def quantized(self) -> dict[str, object] | None:
-        """Return how the network is quantized: as its config asks, and as it is; None if it is not."""
+        """Return the network's quantization, as requested by its config and as built; None if it is not quantized."""
         from trtkit.quantized_model import describe
 
         options, model = self.model.config.quantize, self.network.quantization
@@ -65,13 +65,13 @@ class Inspected:
 
 
 def _methods(options: QuantizeOptions) -> str:
-    """Return the method that a config asks for, and those of its parts."""
+    """Return the methods requested by a config and for its parts."""
     whole = [] if options.method == "none" and options.parts else [options.method]
     return ", ".join([*whole, *(f"{name} {part.method}" for name, part in options.parts.items())])
 
 
 def bundle_summary(bundle: Bundle) -> Facts:
-    """Return what a build ends with."""
+    """Return the summary at the end of a build."""
     manifest = bundle.manifest
     metrics, totals = manifest.metrics, manifest.totals
     rows: Rows = []
@@ -91,7 +91,7 @@ def bundle_summary(bundle: Bundle) -> Facts:
 
 
 def _add_tensors(rows: Rows, model: ModelRecord) -> None:
-    """Add inputs and outputs: those that the runtime makes, the caches of all layers and adapters as one row each."""
+    """Add inputs and outputs; the runtime's own, and all layers' caches and adapters, take one row each."""
     specs = [tensor.spec for tensor in model.inputs if tensor.feeder and tensor.axes]
     kept = [spec for spec in specs if spec.is_kept]
     groups = [
@@ -120,7 +120,7 @@ def _add_tensors(rows: Rows, model: ModelRecord) -> None:
 
 
 def _add_group(rows: Rows, kind: str, tensors: Sequence[IoRecord]) -> None:
-    """Add tensors of all layers as one row, if there are any."""
+    """Add the tensors of all layers as one row, if there are any."""
     if tensors:
         shapes = dict.fromkeys(shape_text(tensor.shape) for tensor in tensors)
         rows.append((kind, f"{tensors[0].name} .. {tensors[-1].name} {tensors[0].dtype} {', '.join(shapes)}"))
@@ -136,7 +136,7 @@ def _engines_text(engines: list[Json]) -> str:
 
 
 def _add_tokens(rows: Rows, model: ModelRecord) -> None:
-    """Add what a language model weighs, and its vision tower."""
+    """Add a language model's sizes and its vision tower."""
     decoder = model.decoder
     if decoder is None:
         return
@@ -159,7 +159,7 @@ def _add_tokens(rows: Rows, model: ModelRecord) -> None:
 
 
 def _add_vision(rows: Rows, images: ImagesRecord, tower: StageRecord) -> None:
-    """Add what the vision tower before an LLM takes and gives."""
+    """Add the inputs and outputs of the vision tower of an LLM."""
     inputs = ", ".join(f"{tensor.name} {shape_text(tensor.shape)}" for tensor in tower.inputs)
     tokens = f"{images.tokens_per_image or 'a variable number of'} tokens per image"
     limit = f"{images.max_tokens} tokens" if images.layout == "patches" else f"{images.max_images} images"
@@ -170,7 +170,7 @@ def _add_vision(rows: Rows, images: ImagesRecord, tower: StageRecord) -> None:
 
 
 def _parts(model: ModelRecord) -> Table:
-    """List the parts in order: what each takes, from where, and what it gives."""
+    """List the parts in order: inputs, their origin, and outputs."""
     before = "head" if model.decoder is not None and model.decoder.speculator is not None else "tower"
     form = model.config.compose if model.decoder is None else f"{before} and decoder"
     rows: list[tuple[Value, ...]] = []
@@ -220,7 +220,7 @@ def model_page(inspected: Inspected, origin: PageOrigin) -> str:
 
 
 def _layers_text(manifest: Manifest) -> str:
-    """Return what the reference executor runs a bundle from."""
+    """Return from what the reference executor runs a bundle."""
     networks = [network.layers for stage in manifest.stages for network in stage.networks]
     records = [record for record in networks if record is not None]
     if len(records) < len(networks):
@@ -290,9 +290,9 @@ def _tensors(layers: Sequence[LayerRecord]) -> Table:
 
 
 def profiles_text(profiles: list[Json], inputs: Sequence[IoRecord] = ()) -> str:
-    """Return one line an input and profile: `x: 1x3x48x32 | 1x3x48x320 | 8x3x48x960`.
+    """Return one line per input and profile: `x: 1x3x48x32 | 1x3x48x320 | 8x3x48x960`.
 
-    Of an LLM's profiles, the new tokens tell the rest.
+    For an LLM's profiles, only the new tokens are shown, which determine the rest.
     """
     implied = {tensor.name for tensor in inputs if tensor.feeder not in (None, "request", "stage")}
     lines = []

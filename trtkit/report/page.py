@@ -1,4 +1,4 @@
-"""The frame of every HTML report: one file that needs no other, for screens and phones, light and dark."""
+"""The frame of all HTML reports: one self-contained file for screens and phones, light and dark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class PageOrigin:
-    """Where a page's figures come from. bundle: its path and build key, empty if there is none."""
+    """The origin of a page's figures. bundle: its path and build key, empty if there is none."""
 
     command: str
     bundle: str = ""
@@ -43,7 +43,7 @@ class PageOrigin:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what is under it, headings of which are one level deeper."""
+    """A heading and its content, whose own headings are one level lower."""
 
     title: str
     parts: Sequence[PagePart]
@@ -54,7 +54,7 @@ PagePart = Part | Markup | Section
 
 
 def page(title: str, parts: Iterable[PagePart], origin: PageOrigin, verdict: VerdictCell | None = None) -> str:
-    """Return a page. Its template escapes all texts."""
+    """Return a page. Its template escapes all text."""
     body = _environment().get_template("page.html")
     style, script = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     shown = [part for part in (*parts, origin.facts()) if not _is_empty(part)]
@@ -100,11 +100,11 @@ def _environment() -> Environment:
 
 
 def _heading(title: str) -> str:
-    """Return a table's title as it stands over it on a page: names such as `h200` stay as they are."""
+    """Return a table's title as a heading on a page: names such as `h200` are unchanged."""
     is_name = any(letter.isdigit() for letter in title.partition(" ")[0])
     return title if is_name else title[:1].upper() + title[1:]
 
 
 def _sortable(value: float) -> str:
-    """Return a number as the page's script reads it, which knows no infinity."""
+    """Return a number in the form that the page's script reads, which has no infinity."""
     return repr(value) if math.isfinite(value) else "1e999"

@@ -17,7 +17,7 @@ from trtkit.verification.vision_evaluation import VisionEvaluation
 
 
 def page_of(result: object, origin: PageOrigin | None = None) -> str:
-    """Return a result's page. origin: where its figures come from; Python if None."""
+    """Return a result's page. origin: origin of its figures; Python if None."""
     origin = origin or PageOrigin("Python")
     match result:
         case Report():

@@ -1,4 +1,4 @@
-"""A plan as one HTML page: what fits, speed and price at best, rooflines with the model's layers, formats, grids."""
+"""A plan as an HTML page: what fits, best-case speed and price, rooflines with the model's layers, formats, grids."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NOTE = "Best case: published rates and bandwidth reached in full, nothing betwe
 
 
 def _roofline(plan: Report, gpu: PlannedGpu) -> PagePart:
-    """Return the roofs of one GPU with a point for each kind of layer, at the height that its intensity allows."""
+    """Return one GPU's roofs with a point for each kind of layer, at the height that its intensity permits."""
     types = sorted({dtype for step in plan.step.values() for dtype in step.products})
     rates = {dtype: rate for dtype in types if (rate := gpu.rate(dtype)) is not None}
     if not rates:
@@ -46,7 +46,7 @@ def _roofline(plan: Report, gpu: PlannedGpu) -> PagePart:
 
 
 def _points(plan: Report, gpu: PlannedGpu, rates: dict[str, float]) -> Iterator[Row]:
-    """Yield a row for each kind of layer that computes, then one for the whole network, whose point is large."""
+    """Yield a row for each kind of computing layer, then one for the whole network, drawn as a large point."""
     for phase, step in plan.step.items():
         for row in plan.layers:
             work = row.phases[phase]
@@ -66,7 +66,7 @@ def _point(phase: str, name: str, intensity: float, rate: float) -> Row:
 
 
 def _curves(plan: Report) -> Iterator[PagePart]:
-    """Yield throughput over the time of a step, a line for each GPU with a point for each batch."""
+    """Yield throughput over step time, with a line per GPU and a point per batch."""
     rows = [_on_curve(gpu.gpu, speed) for gpu in plan.gpus for speed in gpu.curve]
     if not rows:
         yield Note("No batch fits, or counts are known at one batch only.")

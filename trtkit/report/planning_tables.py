@@ -1,4 +1,4 @@
-"""The tables of a plan: what `trtkit plan` prints, of which the page shows most as well."""
+"""The tables of a plan, as printed by `trtkit plan`; the page shows most of them too."""
 
 from __future__ import annotations
 
@@ -44,16 +44,19 @@ if TYPE_CHECKING:
     from trtkit.planning.streaming import StreamingPlan
     from trtkit.report.tables import Part
 
-# More GPUs than this are compared in one table only, unless they were named.
+# More GPUs than this are compared in a single table, unless they were named.
 _DETAILED = 3
-# More GPUs than this are not named with the libraries that build for them.
+# More GPUs than this are not listed with the libraries that build for them.
 _NAMED = 6
 _UNKNOWN = "? compute rate unknown: memory time only"
 _LEGEND = f"* layers without caches; with them, memory is the limit at every batch size.  {_UNKNOWN}"
 
 
 def plan_tables(plan: Report, *, has_details: bool) -> Iterator[Part]:
-    """Yield the tables of a plan, the answer first. has_details: also layers, each of a few GPUs, and assumptions."""
+    """Yield the tables of a plan, the answer first.
+
+    has_details: whether to add layers, single GPUs, and assumptions.
+    """
     yield from short_tables(plan)
     if not has_details:
         yield Note("Times are floors. Layers, batch sizes, formats, several GPUs and assumptions: `--details`.")
@@ -66,19 +69,19 @@ def plan_tables(plan: Report, *, has_details: bool) -> Iterator[Part]:
 
 
 def short_tables(plan: Report) -> Iterator[Part]:
-    """Yield the answer: each GPU at best, and the model."""
+    """Yield the answer: each GPU's best case, and the model."""
     yield from gpus_tables(plan)
     yield model_facts(plan)
 
 
 def model_facts(plan: Report) -> Facts:
-    """Return what is planned for, and by which libraries."""
+    """Return the subject of the plan, and the libraries."""
     facts = _model(plan) if isinstance(plan, LlmReport) else _network(plan)
     return Facts(facts.title, [*facts.rows, ("backends", _backends_text([row.gpu for row in plan.gpus]))])
 
 
 def _backends_text(gpus: Sequence[PlannedGpu]) -> str:
-    """Return the libraries that build for each GPU, those with the same ones together."""
+    """Return the libraries that build for each GPU, grouped by equal ones."""
     if len(gpus) > _NAMED:
         return "by GPU: `trtkit plan --list-gpus`"
     by_libraries: dict[str, list[str]] = {}
@@ -88,20 +91,20 @@ def _backends_text(gpus: Sequence[PlannedGpu]) -> str:
 
 
 def work_tables(plan: Report) -> Iterator[Table]:
-    """Yield work and arithmetic intensity of each kind of layer, a table for each phase."""
+    """Yield work and arithmetic intensity of each kind of layer, one table per phase."""
     for phase in plan.step:
         yield _layers(plan, phase)
 
 
 def gpus_tables(plan: Report) -> Iterator[Part]:
-    """Yield all GPUs at best, and how many carry the load."""
+    """Yield all GPUs' best cases, and how many of them carry the load."""
     yield _llm_gpus(plan) if isinstance(plan, LlmReport) else _vision_gpus(plan)
     yield Note(_LEGEND if isinstance(plan, LlmReport) else _UNKNOWN)
     yield from _loads(plan)
 
 
 def gpu_table(gpus: Sequence[PlannedGpu]) -> Table:
-    """Return the table of GPUs: memory, bandwidth, dense rates; a dash where no page that was read states one."""
+    """Return the table of GPUs: memory, bandwidth, dense rates; a dash if no consulted page states a rate."""
     types = ("tf32", "fp16", "bf16", "fp8", "int8", "fp4")
     rows: list[tuple[Value, ...]] = []
     for gpu in gpus:
@@ -115,7 +118,7 @@ def gpu_table(gpus: Sequence[PlannedGpu]) -> Table:
 
 
 def _backends(gpu: PlannedGpu) -> Iterator[str]:
-    """Yield the libraries that build for a GPU, those marked that nobody has tested on it."""
+    """Yield the libraries that build for a GPU, marking those untested on it."""
     if not gpu.backends:
         yield "none: roofline only"
     for name in gpu.backends:
@@ -123,7 +126,7 @@ def _backends(gpu: PlannedGpu) -> Iterator[str]:
 
 
 def _model(plan: LlmReport) -> Facts:
-    """Return what an LLM weighs, and what the formulas say of it."""
+    """Return an LLM's sizes, and the formulas' results for it."""
     model, work = plan.model, plan.work
     parameters = f"{model.parameters:,} parameters, {size_text(model.weight_bytes)} in {model.dtype.name}"
     rows = [("model", f"{model.model_type}, {model.layers} layers, {parameters}")]
@@ -154,7 +157,7 @@ def _model(plan: LlmReport) -> Facts:
 
 
 def _reads_text(plan: LlmReport) -> str:
-    """Return what attention is given to read of caches."""
+    """Return how much of its caches attention reads."""
     full, used = plan.kv_window.get("full"), plan.kv_window["used"]
     if full is None:
         copied = ", copied first" if plan.work.copies_pages else ""
@@ -221,7 +224,7 @@ def _memory(gpu: LlmGpu | VisionGpu) -> tuple[Value, ...]:
 
 
 def _turn(gpu: LlmGpu) -> str:
-    """Return the batch from which on decoding is bound by compute."""
+    """Return the batch from which decoding is compute bound."""
     if gpu.speed.tpot.compute_s is None:
         return "?"
     without = gpu.compute_bound_batch_without_caches
@@ -247,7 +250,7 @@ def _vision_gpus(plan: VisionReport) -> Table:
 
 
 def _loads(plan: Report) -> Iterator[Table]:
-    """Yield how many GPUs carry the load at best, and what they cost; nothing without a load."""
+    """Yield the minimum number of GPUs for the load, and their cost; nothing without a load."""
     loads = [(gpu.gpu.key, gpu.load) for gpu in plan.gpus if gpu.load is not None]
     if not loads:
         return
@@ -260,7 +263,7 @@ def _loads(plan: Report) -> Iterator[Table]:
 
 
 def detail_tables(plan: LlmGpu | VisionGpu) -> Iterator[Part]:
-    """Yield what one GPU does at other batches, formats and numbers of GPUs."""
+    """Yield one GPU's results for other batches, formats and numbers of GPUs."""
     gpu = plan.gpu
     rows = [
         ("memory", f"{size_text(gpu.memory_bytes)}, {gpu.bandwidth_bytes_per_s / 1e9:.0f} GB/s"),
@@ -287,7 +290,7 @@ def detail_tables(plan: LlmGpu | VisionGpu) -> Iterator[Part]:
 
 
 def _mixed_steps(gpu: LlmGpu) -> Table:
-    """Return the time of steps that decode and read a chunk of a prompt."""
+    """Return the time of steps that decode and read a prompt chunk."""
     rows: list[tuple[Value, ...]] = [
         (str(step.prompt_tokens), _ms(step.packed), _bound(step.packed), _figure(step.separate_ms))
         for step in gpu.mixed_steps
@@ -297,7 +300,7 @@ def _mixed_steps(gpu: LlmGpu) -> Table:
 
 
 def _formats(gpu: LlmGpu) -> Table:
-    """Return the plan for other weights and caches."""
+    """Return the plan for other formats of weights and caches."""
     rows: list[tuple[Value, ...]] = []
     for row in gpu.formats:
         sizes = (size(row.weight_bytes), size(row.kv_bytes_per_token))
@@ -330,7 +333,7 @@ def _grids(gpu: LlmGpu) -> Table:
 
 
 def _sequence(gpu: LlmGpu, grid: GridPlan, plan: SequencePlan) -> Table:
-    """Return what sharing the tokens of a step saves."""
+    """Return the savings from sharing a step's tokens."""
     links = (_figure(1e3 * plan.links_s_without), _figure(1e3 * plan.links_s))
     rows: list[tuple[Value, ...]] = [
         ("hidden states kept", size(plan.hidden_bytes_without), size(plan.hidden_bytes)),
@@ -343,7 +346,7 @@ def _sequence(gpu: LlmGpu, grid: GridPlan, plan: SequencePlan) -> Table:
 
 
 def _context(gpu: LlmGpu, grid: GridPlan, plan: ContextPlan) -> Table:
-    """Return what sharing cached positions saves and costs."""
+    """Return the savings and costs of sharing cached positions."""
     times = {
         "reading the cache, ms": (plan.read_s_without, plan.read_s),
         "time of links, ms": (plan.links_s_without, plan.links_s),
@@ -361,7 +364,7 @@ def _context(gpu: LlmGpu, grid: GridPlan, plan: ContextPlan) -> Table:
 
 
 def _streaming(gpu: LlmGpu) -> Table:
-    """Return what budgets for weights give."""
+    """Return the results of weight budgets."""
     rows: list[tuple[Value, ...]] = []
     for row in gpu.streaming:
         times = (_figure(1e3 * row.stream_s_per_step), _figure(1e3 * row.tpot_s), _rate(row.decode_tokens_per_second))
@@ -375,7 +378,7 @@ def _streaming(gpu: LlmGpu) -> Table:
 
 
 def _offload(gpu: LlmGpu) -> Table:
-    """Return the best block of sequences for each place of the caches."""
+    """Return the best block of sequences for each cache location."""
     rows: list[tuple[Value, ...]] = []
     for row in gpu.offload:
         sizes = (NumberCell(used, f"{used / 2**30:.4g}") for used in (row.device_bytes, row.host_bytes))
@@ -430,13 +433,13 @@ def _count(value: int) -> NumberCell:
 
 
 def _ms(time: Floor) -> NumberCell:
-    """Return a floor in ms, marked where it is memory's alone."""
+    """Return a floor in ms, marked if it is memory's alone."""
     figure = _figure(1e3 * time.seconds)
     return figure if time.compute_s is not None else NumberCell(figure.value, f"{figure.text}?")
 
 
 def _rate(value: float) -> NumberCell:
-    """Return a rate a second, whole up to a million."""
+    """Return a rate per second, as an integer up to a million."""
     return NumberCell(value, f"{value:.0f}" if value < 1e6 else count_text(value).replace(" ", ""))
 
 

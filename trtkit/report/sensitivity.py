@@ -1,4 +1,4 @@
-"""What quantizing each layer costs, as one HTML page: layers ranked, and loss against size."""
+"""The cost of quantizing each layer, as an HTML page: layers ranked, and loss against size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sensitivity_page(name: str, scores: Scores, origin: PageOrigin) -> str:
 
 
 def _ranked(scores: Scores) -> Markup:
-    """Return the losses of single layers, the largest first, by method and by whether a budget leaves them."""
+    """Return the losses of single layers, largest first, by method and by whether a budget excludes them."""
     rows: list[Row] = [
         {
             "rank": float(rank),
@@ -52,7 +52,7 @@ def _ranked(scores: Scores) -> Markup:
 
 
 def _by_size(scores: Scores) -> Markup:
-    """Return loss over the size of all linear layers, as budgets would leave the costliest alone."""
+    """Return loss over the size of all linear layers, for budgets that exclude the costliest ones."""
     rows: list[Row] = [
         {
             "mib": point.mib,
@@ -88,5 +88,5 @@ def _row(scores: Scores, rank: int, row: LayerLoss) -> tuple[int, str, str, Numb
 
 
 def _left(scores: Scores) -> str:
-    """Return what becomes of layers that the budget leaves."""
+    """Return how layers excluded by the budget are stored."""
     return "not quantized" if scores.fallback is None else f"left to {scores.fallback}"

@@ -1,4 +1,4 @@
-"""A simulation as one HTML page: figures, distributions of latency, load over time, numbers of GPUs."""
+"""A simulation as an HTML page: figures, distributions of latency, load over time, numbers of GPUs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def simulation_page(simulation: Simulation, origin: PageOrigin) -> str:
 
 
 def _curves(result: Summary) -> Markup:
-    """Draw which share of the requests is within each time."""
+    """Draw the share of requests within each time."""
     rows: list[Row] = [
         {"ms": max(value, 1e-3), "share": index / (len(distribution.curve) - 1), "metric": name, "order": float(index)}
         for name, distribution in (("TTFT", result.ttft), ("TPOT", result.tpot), ("latency", result.latency))

@@ -1,4 +1,4 @@
-"""The tables of a simulation: what `trtkit simulate` prints, and its page shows."""
+"""The tables of a simulation, as printed by `trtkit simulate` and shown on its page."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def latencies(result: Summary) -> Table:
 
 
 def tried(simulation: Simulation) -> Table:
-    """Return the numbers of replicas that were simulated."""
+    """Return the simulated numbers of replicas."""
     rows: list[tuple[Value, ...]] = []
     for attempt in simulation.tried:
         share = "" if attempt.goodput is None else f"{attempt.goodput.share:.1%}"

@@ -1,4 +1,4 @@
-"""What a report shows, as data: tables, facts and notes, made once and drawn by the terminal and by pages."""
+"""The content of a report as data: tables, facts and notes, for both the terminal and pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class NumberCell:
 
 @dataclass(frozen=True)
 class VerdictCell:
-    """Whether a check passed, in words."""
+    """Whether a check passed, as text."""
 
     passed: bool
     text: str
@@ -23,7 +23,7 @@ class VerdictCell:
 
 @dataclass(frozen=True)
 class LinkCell:
-    """A link by its host's name."""
+    """A link, labelled with its host's name."""
 
     url: str
 
@@ -34,15 +34,15 @@ class LinkCell:
 
 
 Cell = str | NumberCell | VerdictCell | LinkCell | None
-"""None is a dash."""
+"""A table cell; None is shown as a dash."""
 Value = Cell | int | float
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: text breaks into lines, names and numbers never do, and numbers are set to the right.
+    """A column: text wraps, names and numbers do not, and numbers are right-aligned.
 
-    title: a terminal keeps its line breaks. is_wide: on pages only, as a terminal has 80 columns.
+    title: line breaks are kept in a terminal. is_wide: shown on pages only, as a terminal has 80 columns.
     """
 
     title: str
@@ -52,7 +52,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells. A row of one cell in a table of several columns is a remark on the row before it."""
+    """Rows of cells. A single-cell row in a table of several columns is a remark on the previous row."""
 
     title: str
     columns: tuple[Column, ...]
@@ -73,7 +73,7 @@ Style = Literal["", "warning", "good", "bad"]
 
 @dataclass(frozen=True)
 class Note:
-    """A paragraph. lead: its first words, which alone have the style if there are any."""
+    """A paragraph. lead: its first words; if there are any, only these are styled."""
 
     text: str
     style: Style = ""
@@ -102,12 +102,12 @@ def numbers(*titles: str) -> tuple[Column, ...]:
 
 
 def as_cell(value: Value) -> Cell:
-    """Return a value as it is shown: of numbers a count with commas, others with three digits."""
+    """Return a value as shown: counts with thousands separators, other numbers with three digits."""
     return number(value) if isinstance(value, int | float) else value
 
 
 def number(value: float) -> NumberCell:
-    """Return a number: a count with commas, others with three digits."""
+    """Return a number: counts with thousands separators, others with three digits."""
     return NumberCell(value, f"{value:,}" if isinstance(value, int) else _three(value))
 
 
@@ -170,5 +170,5 @@ def quantity(value: float, unit: str) -> NumberCell:
 
 
 def _three(value: float) -> str:
-    """Return three digits, more of thousands."""
+    """Return three digits, or more for thousands."""
     return f"{value:,.0f}" if 100 <= abs(value) < 1e6 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Variants of a model side by side, as a table and as a page."""
+"""Comparison of a model's variants, as a table and as a page."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _error(value: float) -> NumberCell:
 
 
 def variants_page(compared: VariantComparison, origin: PageOrigin) -> str:
-    """Return a page with the table and a picture: size against error."""
+    """Return a page with the table and a chart of size against error."""
     from trtkit.report.charts import ChartAxis, colour, figure, points
     from trtkit.report.page import page
 

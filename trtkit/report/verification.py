@@ -1,4 +1,4 @@
-"""The verification report as one HTML page: verdict, outputs, answers, corners, and error and range of every layer."""
+"""The verification report as an HTML page: verdict, outputs, answers, corners, and error and range of every layer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trtkit.verification.report import Agreement, Answer, ComparedPicture, LayerError, Report
 
 _SMALL, _LARGE = 320, 640
-"""Edges of pictures, in pixels: plain ones, and those with boxes."""
+"""Edges of pictures in pixels: plain ones, and those with boxes."""
 _LARGEST_FP16, _SMALLEST_FP16 = 65504.0, 2.0**-24
 _ERRORS = {"equal": charts.GREY, "within tolerance": charts.BLUE, "above tolerance": charts.ORANGE,
            "not finite": charts.RED}  # fmt: skip
@@ -34,7 +34,7 @@ _RANGES = {"fits fp16": charts.BLUE, "beyond fp16, in a wider type": charts.ORAN
 
 
 def html_report(report: Report, origin: PageOrigin) -> str:
-    """Return the report of `trtkit verify` as a self-contained page. Pictures that are gone by now are left out."""
+    """Return the report of `trtkit verify` as a self-contained page. Pictures that no longer exist are left out."""
     parts: list[PagePart] = [Note(summary(report)), *remarks(report), *compared(report)]
     if report.top_1_agreement is not None:
         parts.append(Note(f"top-1 agreement of logits: {percent(report.top_1_agreement).text}"))
@@ -47,7 +47,7 @@ def html_report(report: Report, origin: PageOrigin) -> str:
 
 
 def _pictures(pictures: Sequence[ComparedPicture]) -> Markup:
-    """Return small copies of pictures, inlined; empty without any."""
+    """Return small inline copies of pictures; empty without any."""
     figures = Markup("").join(map(_picture, pictures))
     has_boxes = any(picture.boxes or picture.reference_boxes for picture in pictures)
     note = "Boxes of the reference are drawn in white over those of the network." if has_boxes else ""
@@ -55,7 +55,7 @@ def _pictures(pictures: Sequence[ComparedPicture]) -> Markup:
 
 
 def _picture(picture: ComparedPicture) -> Markup:
-    """Return a small picture with its name, and the boxes on it if there are any."""
+    """Return a small picture with its name, and any boxes on it."""
     has_boxes = bool(picture.boxes or picture.reference_boxes)
     data, small = io.BytesIO(), read_image(Path(picture.path))
     width = small.width
@@ -74,7 +74,7 @@ def _boxes(count: int) -> str:
 
 
 def _answers(report: Report) -> Iterator[Table]:
-    """Yield how many answers equal the reference's, and each pair, with the names of classes."""
+    """Yield how many answers equal the reference's, and each pair with its class names."""
     task, samples = report.task, report.samples
     items = samples if len(samples) == len(task.answers) else [f"#{index}" for index in range(len(task.answers))]
     if task.measure:
@@ -97,7 +97,7 @@ def _answer(task: Agreement, answer: Answer) -> str:
 
 
 def _error_chart(report: Report) -> Markup:
-    """Return the errors in the network's order; a layer without an error is on the floor."""
+    """Return the errors in the network's order; layers without an error are at the bottom."""
     positive = [layer.relative_rms_error for layer in report.layers if 0 < layer.relative_rms_error < math.inf]
     low, high = min([*positive, report.tolerance]) / 10, 10 * max([*positive, report.tolerance])
     rows: list[Row] = [
@@ -117,7 +117,7 @@ def _error_chart(report: Report) -> Markup:
 
 
 def _range_chart(report: Report) -> Markup:
-    """Return each layer's range from the smallest to the largest magnitude that is not zero."""
+    """Return each layer's range from the smallest nonzero to the largest magnitude."""
     rows: list[Row] = [
         {
             **_named(index, layer),

@@ -1,4 +1,4 @@
-"""The tables of a verification: what `trtkit verify` prints, of which the page shows most as well."""
+"""The tables of a verification, as printed by `trtkit verify`; the page shows most of them too."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,13 +32,13 @@ from trtkit.verification.report import (
 )
 from trtkit.verification.verdict import PASS, difference_text, fix, reason, slice_text, verdict
 
-# Layers listed: the first out of tolerance and those with the largest errors.
+# Listed layers: the first out of tolerance and those with the largest errors.
 _TOP = 10
 _TYPES = ("fp16", "bf16", "fp8")
 
 
 def verify_tables(report: Report) -> Iterator[Part]:
-    """Yield the report's tables, the verdict last."""
+    """Yield the report's tables, with the verdict last."""
     yield from compared(report)
     if report.task.measure:
         yield _answers(report.task)
@@ -61,7 +61,7 @@ def summary(report: Report) -> str:
 
 
 def remarks(report: Report) -> Iterator[Note]:
-    """Yield what limits the result, and what to do about a failure."""
+    """Yield limitations of the result, and advice after a failure."""
     if report.unreal:
         yield Note(report.unreal, "warning")
     if report.layers_problem:
@@ -77,7 +77,7 @@ def remarks(report: Report) -> Iterator[Note]:
 
 
 def compared(report: Report) -> Iterator[Part]:
-    """Yield what was compared, and the errors of outputs and parts."""
+    """Yield the subjects of the comparison, and the errors of outputs and parts."""
     yield _overview(report)
     yield _outputs(report.outputs, "outputs")
     if (rows := report.rows) is not None:
@@ -161,7 +161,7 @@ def _figures(item: Comparison) -> tuple[NumberCell, ...]:
 
 
 def _networks(networks: Sequence[BundleNetwork]) -> Table:
-    """List the networks that the bundle holds, which run, against the verified ones."""
+    """List the bundle's networks, which run, compared with the verified ones."""
     rows: list[tuple[Value, ...]] = []
     for network in networks:
         held = "equal" if network.is_held else "not in the bundle: it has plugins, which only TensorRT runs"
@@ -172,7 +172,7 @@ def _networks(networks: Sequence[BundleNetwork]) -> Table:
 
 
 def _parts(parts: Sequence[PartOutput]) -> Table:
-    """Compare the parts of a hybrid with the reference's modules."""
+    """Compare a hybrid's parts with the reference's modules."""
     rows = [(part.name, part.module, _error(part.relative_rms_error), _verdict(part)) for part in parts]
     columns = (*named("part", "reference module"), *numbers("relative RMS error"), Column(""))
     return Table("parts (each includes those before it)", columns, rows)
@@ -208,7 +208,7 @@ def _corners(corners: Sequence[Corner]) -> Table:
 
 
 def _largest_errors(layers: Sequence[LayerError]) -> Table:
-    """List the layers with the largest errors in the order they run."""
+    """List the layers with the largest errors, in execution order."""
     worst = sorted(layers, key=lambda layer: layer.relative_rms_error, reverse=True)[:_TOP]
     rows: list[tuple[Value, ...]] = []
     for layer in (layer for layer in layers if layer in worst):
@@ -219,7 +219,7 @@ def _largest_errors(layers: Sequence[LayerError]) -> Table:
 
 
 def _ranges(layers: Sequence[LayerError]) -> Table:
-    """List the layers nearest to overflow in fp16, with what other types would do."""
+    """List the layers closest to overflow in fp16, and what other types would do."""
     nearest = sorted(layers, key=lambda layer: layer.headroom_bits["fp16"])[:_TOP]
     rows: list[tuple[Value, ...]] = []
     for layer in nearest:

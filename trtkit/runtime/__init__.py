@@ -1,1 +1,1 @@
-"""Running networks: pictures and texts in, answers out."""
+"""Running networks: from pictures and texts to answers."""

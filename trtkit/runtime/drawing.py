@@ -1,4 +1,4 @@
-"""Draw answers on the pictures they are about."""
+"""Drawing of answers on their pictures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.tasks.answers import Answer, Box
 
 Colour = tuple[int, int, int]
-# Okabe and Ito's colours, which people who see few colours tell apart (jfly.uni-koeln.de/color).
+# Okabe and Ito's colours, distinguishable by people with colour vision deficiency (jfly.uni-koeln.de/color).
 _COLOURS: tuple[Colour, ...] = (
     (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167),
 )  # fmt: skip
@@ -27,7 +27,7 @@ _LEGEND = 8
 
 
 def draw(picture: Image.Image, answer: Answer) -> Image.Image | None:
-    """Return the picture with the answer on it; None for answers that nobody sees, such as an embedding."""
+    """Return the picture with the answer on it; None for answers that cannot be shown, such as an embedding."""
     match answer:
         case DetectedBoxes():
             return _with_boxes(picture, answer)
@@ -59,7 +59,10 @@ def _with_boxes(picture: Image.Image, answer: DetectedBoxes) -> Image.Image:
 def with_two_sets_of_boxes(
     picture: Image.Image, boxes: Sequence[Box], others: Sequence[Box], scale: float
 ) -> Image.Image:
-    """Return the picture with boxes in color and others as thin white lines. scale: of the picture, smaller by now."""
+    """Return the picture with boxes in color and others as thin white lines.
+
+    scale: of the picture, already downscaled.
+    """
     from PIL import ImageDraw
 
     drawn = _with_boxes(picture, DetectedBoxes(tuple(_scaled(box, scale) for box in boxes)))
@@ -76,7 +79,7 @@ def _scaled(box: Box, scale: float) -> Box:
 
 
 def _label(pen: ImageDraw.ImageDraw, box: Box, colour: Colour, size: int) -> None:
-    """Write name and score above a box, or inside it at the top edge of the picture."""
+    """Draw name and score above a box, or inside it at the picture's top edge."""
     x, y = box.corners[0], max(0.0, box.corners[1] - size - 4)
     text, font = f"{box.name} {box.score:.2f}", _font(size)
     pen.rectangle((x, y, x + pen.textlength(text, font) + 6, y + size + 4), fill=colour)
@@ -84,7 +87,7 @@ def _label(pen: ImageDraw.ImageDraw, box: Box, colour: Colour, size: int) -> Non
 
 
 def _with_map(picture: Image.Image, answer: ClassMap) -> Image.Image:
-    """Return the picture half covered by the classes' colours, with a legend of the largest."""
+    """Return the picture half covered by the classes' colours, with a legend of the largest ones."""
     from PIL import Image
 
     palette = np.array(_COLOURS, np.uint8)
@@ -95,7 +98,7 @@ def _with_map(picture: Image.Image, answer: ClassMap) -> Image.Image:
 
 
 def _depth(answer: DepthMap) -> Image.Image:
-    """Return the depths in colours from the smallest to the largest."""
+    """Return the depths in colours, scaled from the smallest to the largest."""
     from PIL import Image
 
     low, high = float(answer.values.min()), float(answer.values.max())
@@ -121,7 +124,7 @@ def _with_lines(picture: Image.Image, lines: list[str], colours: list[Colour] | 
 
 
 def _size(picture: Image.Image) -> int:
-    """Return a height of letters that is read at the picture's size."""
+    """Return a font size that is legible at the picture's size."""
     return max(12, min(picture.size) // 28)
 
 

@@ -1,4 +1,4 @@
-"""A bundle's network as a function of arrays, on machines without a GPU too."""
+"""A bundle's network as a function of arrays, also on machines without a GPU."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Model:
 
     bundle: Bundle
     run: Callable[[Mapping[str, Array]], Arrays]
-    """Takes every input by name; returns every output by name. Raises SourceError for shapes that no profile covers."""
+    """Takes all inputs by name and returns all outputs by name. Raises SourceError for shapes outside all profiles."""
     layer_seconds: Callable[[Mapping[str, Array]], dict[str, float]]
-    """Runs once; returns how long each layer took, in the order they ran."""
+    """Runs the network once; returns each layer's time in seconds, in execution order."""
     description: str = ""
-    """What computes."""
+    """What runs the network."""
 
     def __repr__(self) -> str:
-        """Return the bundle and what computes, on one line."""
+        """Return the bundle and what runs it, on one line."""
         return f"Model({str(self.bundle.path)!r}: {self.bundle.manifest.name}, {self.description})"
 
     def predict(
@@ -62,7 +62,7 @@ class Model:
         conf: float | None = None,
         iou: float | None = None,
     ) -> Iterator[Answer]:
-        """Yield an answer to each item, read from the outputs by the config's `task`: classes, boxes, text, maps.
+        """Yield an answer to each item, as defined by the config's `task`: classes, boxes, text, maps.
 
         items: one or several of: paths of pictures, videos and folders, the bytes of image files, PIL images, and uint8
         arrays [height, width, 3] in RGB order; reverse the BGR frames of OpenCV first, by `frame[..., ::-1]`. For a
@@ -92,7 +92,7 @@ class Model:
     ) -> Iterator[Answered]:
         """Yield each picture with its name and its answer; a notebook shows it with the answer drawn on it.
 
-        Takes what `predict` takes of pictures. `trtkit.runtime.saved_answers` writes what it yields to files.
+        Takes the same pictures as `predict`. `trtkit.runtime.saved_answers` writes the results to files.
         """
         from trtkit.runtime.pictures import as_items
         from trtkit.runtime.predict import PredictOptions, answer_pictures
@@ -112,7 +112,7 @@ class Model:
 
 
 def _not_an_array(x: object) -> ExecutionError:
-    """Return the error for calling a model with what another method takes."""
+    """Return the error for calling a model with an argument of another method."""
     fix = "pass a NumPy array, such as `numpy.asarray(x, numpy.float32)`"
     if isinstance(x, str | Path):
         fix = f"for pictures, use `model.predict({str(x)!r})`"
@@ -136,16 +136,15 @@ def open_model(
     has_cuda_graphs: bool = False,
     weight_budget_gib: WeightBudget | None = None,
 ) -> Model:
-    """Open a bundle, given by its folder or as `open_bundle` returned it.
+    """Open a bundle, given by its folder or as returned by `open_bundle`.
 
     runtime: `tensorrt` runs the engine on the GPU; `reference` runs the exact network that the engine was built from on
-    the CPU, layer by layer; `auto` runs the engine if a GPU is present and otherwise that network, as fast as this
-    processor can: convolutions in fp32 in ONNX Runtime. `onnxruntime` runs the ONNX file that TensorRT parsed.
-    has_cuda_graphs: whether to capture an engine's launches once per shape and replay them.
-    weight_budget_gib: GPU memory for weights, of which the others stay in host memory; all if None.
-    Raises BundleError if a file has changed since the build, BackendError if the TensorRT library is missing, does not
-    run on the GPU or does not load the engine, ExecutionError for a language model, RequestError for a budget that the
-    engines cannot have.
+    the CPU, layer by layer; `auto` runs the engine if a GPU is present and otherwise that network, optimized for this
+    CPU: convolutions in fp32 in ONNX Runtime. `onnxruntime` runs the ONNX file that TensorRT parsed. has_cuda_graphs:
+    whether to capture an engine's launches once per shape and replay them. weight_budget_gib: GPU memory for weights;
+    the rest stays in host memory; None for all on the GPU. Raises BundleError if a file has changed since the build,
+    BackendError if the TensorRT library is missing, does not run on the GPU or does not load the engine, ExecutionError
+    for a language model, RequestError for a budget that the engines do not support.
     """
     bundle = open_bundle(bundle)
     budget_bytes = weight_budget_bytes(bundle, weight_budget_gib)
@@ -188,7 +187,7 @@ def _model(bundle: Bundle, running: StagesExecution, description: str) -> Model:
 def _within_profiles(
     bundle: Bundle, run: Callable[[Mapping[str, Array]], Arrays]
 ) -> Callable[[Mapping[str, Array]], Arrays]:
-    """Return `run` for the shapes that the engine takes: no runtime answers what the engine would refuse."""
+    """Return `run` restricted to the engine's profiles: no runtime accepts shapes that the engine would refuse."""
 
     def checked(inputs: Mapping[str, Array]) -> Arrays:
         check_profiles(Sample("inputs", dict(inputs)), bundle.manifest.profiles)
@@ -198,12 +197,12 @@ def _within_profiles(
 
 
 def _no_layers(_inputs: Mapping[str, Array]) -> dict[str, float]:
-    """Return nothing: ONNX Runtime runs other layers than the network has."""
+    """Return an empty dict: ONNX Runtime's layers differ from the network's."""
     return {}
 
 
 def _reference(bundle: Bundle, *, is_fast: bool) -> StagesExecution:
-    """Return the reference executor on all stages. Raises BundleError if weights that it reads have changed."""
+    """Return the reference executor for all stages. Raises BundleError if weights that it reads have changed."""
     names = [stage.name for stage in bundle.manifest.stages]
     layers = [graph for name in names if (graph := bundle.layers(name)) is not None]
     if len(layers) == len(names):

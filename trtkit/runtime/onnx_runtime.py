@@ -1,4 +1,4 @@
-"""ONNX Runtime on CPU: a runtime that nobody here wrote."""
+"""ONNX Runtime on the CPU, as a third-party runtime."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def onnx_runtime_session(
 ) -> Any:
     """Return a CPU session on `path`, or on `model` read from it.
 
-    A model of a newer IR version than ONNX Runtime knows is given to it as the newest one that it does: the versions
-    differ in fields that such a model does not use. Operators that it lacks and trtkit has are given to it as
-    functions, in a form that need not be the one that is built; and so are those whose outputs have a fixed size in an
-    engine only. Raises SourceError where it refuses.
+    A model with an IR version newer than ONNX Runtime supports is relabelled as its newest supported one: the versions
+    differ in fields that such a model does not use. Operators that ONNX Runtime lacks but trtkit implements are
+    replaced by functions, in a form that may differ from the built one; so are operators whose outputs have a fixed
+    size only in an engine. Raises SourceError if ONNX Runtime refuses the model.
     """
     import onnxruntime
 

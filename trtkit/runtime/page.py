@@ -1,4 +1,4 @@
-"""Read a page of text: a detector's map as boxes of lines, a recognizer's probabilities as their text."""
+"""Reading of text pages: line boxes from a detector's map, and their text from a recognizer's probabilities."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Box = tuple[int, int, int, int]
 
 
 class PageReader(StrictModel):
-    """How two networks read a page.
+    """Settings with which two networks read a page.
 
-    characters: of the recognizer's probabilities, the blank first. widths: smallest and largest of its input.
+    characters: of the recognizer's probabilities, the blank first. widths: smallest and largest width of its input.
     """
 
     detector: Preprocess
@@ -41,7 +41,7 @@ class PageReader(StrictModel):
         return [self._line(page.crop(box)) for box in boxes]
 
     def _line(self, line: Image.Image) -> Array:
-        """Return a line as an input: one that is too long is squeezed, a short one padded with grey."""
+        """Return a line as an input: compressed if it is too long, padded with grey if it is short."""
         low, high = self.widths
         pixels = image_input(line, self.recognizer)
         if pixels.shape[3] > high:
@@ -51,7 +51,7 @@ class PageReader(StrictModel):
         return np.pad(pixels, ((0, 0), (0, 0), (0, 0), (0, missing))) if missing else pixels
 
     def answer(self, boxes: Sequence[Box], probabilities: Sequence[Array]) -> dict[str, Array]:
-        """Return text [lines] as bytes, score [lines] and box [lines, 4]. probabilities: [1, steps, C] of each line."""
+        """Return text [lines] as bytes, score [lines] and box [lines, 4]. probabilities: [1, steps, C] per line."""
         texts = [ctc_text(line, self.characters)[0].encode() for line in probabilities]
         scores = [ctc_scores(line)[0] for line in probabilities]
         return {
@@ -62,7 +62,7 @@ class PageReader(StrictModel):
 
 
 def page_reader(detector: Bundle, recognizer: Bundle) -> PageReader:
-    """Return how the two bundles read a page. Raises BundleError where one is not what it is taken for."""
+    """Return the settings with which two bundles read a page. Raises BundleError if one of them has the wrong task."""
     detecting, reading = detector.manifest, recognizer.manifest
     is_map = [len(record.shape) for record in detecting.outputs] == [4] and detecting.outputs[0].shape[1] == 1
     if detecting.config.preprocess is None or len(detecting.inputs) != 1 or not is_map:
@@ -84,13 +84,13 @@ def page_reader(detector: Bundle, recognizer: Bundle) -> PageReader:
 def read_page(
     reader: PageReader, page: Image.Image, detect: Callable[[Array], Array], recognize: Callable[[Array], Array]
 ) -> dict[str, Array]:
-    """Return text, score and box of every line, from top to bottom. detect, recognize: the networks."""
+    """Return text, score and box of every line, top to bottom. detect, recognize: the networks."""
     boxes = find_lines(detect(image_input(page, reader.detector))[0, 0], page.size)
     return reader.answer(boxes, [recognize(line) for line in reader.lines(page, boxes)])
 
 
 def find_lines(probability: Array, size: WidthHeight) -> list[Box]:
-    """Return the boxes of text lines on a page, from top to bottom and from left to right.
+    """Return the boxes of text lines on a page, top to bottom and left to right.
 
     probability: of text, [H, W]. size: width and height of the page in pixels.
     """
@@ -99,7 +99,7 @@ def find_lines(probability: Array, size: WidthHeight) -> list[Box]:
 
 
 def in_reading_order(boxes: Sequence[Box]) -> list[Box]:
-    """Sort boxes into rows, where a box whose middle lies within the row's first box belongs to it."""
+    """Sort boxes into rows; a box belongs to a row if its vertical middle lies within the row's first box."""
     rows: list[list[Box]] = []
     for box in sorted(boxes, key=lambda box: box[1]):
         middle = (box[1] + box[3]) / 2
@@ -111,7 +111,7 @@ def in_reading_order(boxes: Sequence[Box]) -> list[Box]:
 
 
 def _widths(recognizer: Bundle) -> tuple[int, int]:
-    """Return the smallest and largest width that the recognizer's profiles take, its own where it has but one."""
+    """Return the smallest and largest width in the recognizer's profiles, or its fixed width."""
     manifest = recognizer.manifest
     shapes = [shape for profile in manifest.profiles for shape in profile.values()]
     width = manifest.inputs[0].shape[3]

@@ -1,4 +1,4 @@
-"""Pictures out of what users give: files, folders, videos, the bytes of files, arrays and PIL images."""
+"""Pictures from user input: files, folders, videos, file contents, arrays and PIL images."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KINDS = f"{_PICTURES}, {TEXTS} and {ARRAYS}"
 
 @dataclass(frozen=True)
 class VideoFrame:
-    """Where a picture comes from. video: the file's name. seconds: when it is shown. rate: frames per second."""
+    """The origin of a video's picture. video: the file's name. seconds: presentation time. rate: frames per second."""
 
     video: str
     seconds: float
@@ -38,7 +38,7 @@ class VideoFrame:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """An upright RGB picture. name: its file's, a frame's with its number. frame: None if it is not of a video."""
+    """An upright RGB picture. name: of its file, for a frame with its number. frame: None outside of videos."""
 
     name: str
     image: Image.Image
@@ -46,7 +46,7 @@ class Picture:
 
 
 def input_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files to read, folders' in order of their names. Raises SourceError for what is not a picture."""
+    """Return the files to read, those of folders sorted by name. Raises SourceError for files that are not pictures."""
     files = [file for path in paths for file in _files(path)]
     names = [file.name for file in files]
     twice = next((file for index, file in enumerate(files) if file.name in names[:index]), None)
@@ -63,7 +63,7 @@ def input_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def as_items(items: object) -> Iterable[object]:
-    """Return several items as they are, and a single one in a list."""
+    """Return several items unchanged, and a single one in a list."""
     from PIL import Image
 
     is_one = isinstance(items, str | bytes | bytearray | Path | Image.Image)
@@ -74,10 +74,10 @@ def as_items(items: object) -> Iterable[object]:
 
 
 def read_pictures(items: Iterable[object], every: int = 1) -> Iterator[Picture]:
-    """Yield pictures and frames of videos as they are read.
+    """Yield pictures and video frames as they are read.
 
     items: paths of pictures, videos and folders of them, PIL images, uint8 arrays [height, width, 3] in RGB order, and
-    the bytes of image files. every: of videos, each n-th frame. Raises SourceError for what cannot be read.
+    the bytes of image files. every: take each n-th frame of a video. Raises SourceError for items that cannot be read.
     """
     from PIL import Image
 

@@ -1,4 +1,4 @@
-"""Answer pictures with a vision bundle: preprocess, run in batches, read the outputs as the config's task says."""
+"""Answers of vision bundles: preprocess, run in batches, and read the outputs according to the config's task."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A picture as an input [1, ...], and where it lies in it."""
+    """A picture as an input [1, ...], and its placement in it."""
 
     array: Array
     placed: PicturePlacement
@@ -44,10 +44,10 @@ class _Prepared:
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """How pictures are answered.
+    """Options for answering pictures.
 
-    batch: pictures of a call; what the engine was tuned for if None. top_k: classes of an answer. every: of a video,
-    each n-th frame. thresholds: which boxes of a detector count.
+    batch: pictures per call; None for the size that the engine was tuned for. top_k: classes per answer. every: take
+    each n-th frame of a video. thresholds: which boxes of a detector count.
     """
 
     batch: int | None = None
@@ -58,7 +58,7 @@ class PredictOptions:
 
 @dataclass(frozen=True)
 class _RowLimits:
-    """How many rows a call takes. usual: what the engine was tuned for."""
+    """Limits on the rows of a call. usual: the number that the engine was tuned for."""
 
     least: int
     usual: int
@@ -67,7 +67,7 @@ class _RowLimits:
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A bundle that answers pictures. batch: the most pictures of a call."""
+    """A bundle that answers pictures. batch: maximum pictures per call."""
 
     bundle: Bundle
     run: Run
@@ -77,7 +77,7 @@ class Predictor:
     least: int
 
     def __call__(self, pictures: Iterable[Image.Image]) -> Iterator[Answer]:
-        """Yield the answer to each picture, in order; pictures that make inputs of one size run together."""
+        """Yield the answer to each picture, in order; consecutive pictures with equal input sizes run together."""
         waiting: list[_Prepared] = []
         for picture in pictures:
             prepared = self._prepared(picture)
@@ -94,7 +94,7 @@ class Predictor:
         return _Prepared(array, placement(picture.size, self.preprocess))
 
     def _answers(self, batch: Sequence[_Prepared]) -> list[Answer]:
-        """Run a batch; a network that takes no fewer rows is given the last picture again."""
+        """Run a batch, padded with copies of the last picture to the network's minimum number of rows."""
         rows = [item.array for item in batch]
         x = np.concatenate([*rows, *[rows[-1]] * (self.least - len(rows))])
         outputs = self.run({self.bundle.manifest.inputs[0].name: x})
@@ -103,10 +103,10 @@ class Predictor:
 
 
 def open_predictor(bundle: Bundle, run: Run, options: PredictOptions = PredictOptions()) -> Predictor:
-    """Return what answers pictures. run: computes the bundle's network.
+    """Return a predictor for pictures. run: computes the bundle's network.
 
-    Raises SourceError if the config does not define how a picture becomes the only input, the outputs are not those of
-    its task, or no profile takes the batch; RequestError for thresholds that do not apply.
+    Raises SourceError if the config does not define how a picture becomes the only input, the outputs do not match its
+    task, or no profile includes the batch; RequestError for thresholds that do not apply.
     """
     manifest, batch = bundle.manifest, options.batch
     preprocess = manifest.config.preprocess
@@ -133,18 +133,18 @@ class Answered:
     picture: Picture | None = None
 
     def drawn(self) -> Image.Image | None:
-        """Return the picture with the answer on it; None if there is no picture, or nothing to see."""
+        """Return the picture with the answer on it; None if there is no picture or nothing to show."""
         return None if self.picture is None else draw(self.picture.image, self.answer)
 
     def to_json(self) -> dict[str, object]:
-        """Return a line of `trtkit run --json`."""
+        """Return the answer as a line of `trtkit run --json`."""
         return {"input": self.name, **self.answer.to_json()}
 
     def __str__(self) -> str:
         return f"{self.name}: {self.answer}"
 
     def _repr_png_(self) -> bytes | None:
-        """Return what a notebook shows."""
+        """Return the image that a notebook shows."""
         drawn, data = self.drawn(), io.BytesIO()
         if drawn is None:
             return None
@@ -176,7 +176,7 @@ def answer_pictures(
 
 
 def answer_files(bundle: Bundle, run: Run, files: Sequence[Path], options: PredictOptions) -> Iterator[Answered]:
-    """Yield the answer to each picture, frame or line of text, and each .npz file, in order. Raises SourceError."""
+    """Yield the answers to pictures, frames, lines of text and .npz files, in order. Raises SourceError."""
     arrays = [file for file in files if file.suffix.lower() == ARRAYS]
     texts = [file for file in files if file.suffix.lower() == TEXTS]
     if texts and not takes_text(bundle):
@@ -209,7 +209,7 @@ def _answer_arrays(bundle: Bundle, run: Run, file: Path, reader: TaskReader) -> 
 
 
 def _rows(manifest: Manifest) -> _RowLimits:
-    """Return how many rows the only input may have. Raises SourceError for rows that are not pictures of their own."""
+    """Return the limits on the only input's rows. Raises SourceError if rows are not separate pictures."""
     record = manifest.inputs[0]
     if record.shape[0] != -1:
         rows = _RowLimits(record.shape[0], record.shape[0], record.shape[0])

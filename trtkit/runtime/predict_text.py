@@ -1,4 +1,4 @@
-"""Answer texts with a text encoder's bundle: tokenize, run in batches, read the outputs as the config's task says."""
+"""Answers of text encoders' bundles: tokenize, run in batches, and read the outputs according to the config's task."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NOWHERE = PicturePlacement((1, 1), (1, 1), (0, 0))
 
 @dataclass(frozen=True, eq=False)
 class TextPredictor:
-    """A bundle that answers texts. batch: the most texts of a call. least, most: tokens of a text."""
+    """A bundle that answers texts. batch: maximum texts per call. least, most: limits on tokens per text."""
 
     bundle: Bundle
     run: Callable[[Mapping[str, Array]], Arrays]
@@ -43,7 +43,7 @@ class TextPredictor:
     most: int
 
     def __call__(self, texts: Iterable[TextInput]) -> Iterator[Answer]:
-        """Yield the answer to each text, in order. Longer texts than the engine takes are cut."""
+        """Yield the answer to each text, in order. Texts longer than the engine's limit are truncated."""
         waiting: list[TextInput] = []
         for text in texts:
             waiting.append(text)
@@ -91,7 +91,7 @@ class TextPredictor:
 
 
 def takes_text(bundle: Bundle) -> bool:
-    """Whether a bundle is of a text encoder."""
+    """Whether a bundle is a text encoder."""
     names = {record.name for record in bundle.manifest.inputs}
     return {"input_ids", TEXT_MASK} <= names <= {"input_ids", TEXT_MASK, "token_type_ids"}
 
@@ -99,10 +99,10 @@ def takes_text(bundle: Bundle) -> bool:
 def open_text_predictor(
     bundle: Bundle, run: Callable[[Mapping[str, Array]], Arrays], batch: int | None = None, top_k: int = 5
 ) -> TextPredictor:
-    """Return what answers texts. run: computes the bundle's network.
+    """Return a predictor for texts. run: computes the bundle's network.
 
-    batch: texts of a call, what the engine was tuned for if None.
-    Raises SourceError for a batch that no profile takes and for a bundle without a tokenizer.
+    batch: texts per call; None for the number that the engine was tuned for. Raises SourceError for a batch outside all
+    profiles and for a bundle without a tokenizer.
     """
     manifest = bundle.manifest
     tokenizer = open_tokenizer(bundle.path / "model")

@@ -1,6 +1,6 @@
-"""TensorRT-RTX compiles an engine's kernels for the GPU at first use; the user's cache keeps what it compiled.
+"""TensorRT-RTX's runtime cache: kernels are compiled for the GPU at first use and kept in the user's cache folder.
 
-Never the bundle: kernels are code, and a bundle comes from elsewhere.
+They are never kept in the bundle: kernels are code, and a bundle may come from an untrusted source.
 """
 
 import contextlib
@@ -12,18 +12,21 @@ from trtkit.files import cache_folder, replace_file
 
 
 def cache_file(plan_sha256: str, gpu: str) -> Path:
-    """Return where the kernels of a plan are kept. gpu: its name and driver, since those of another are refused."""
+    """Return the file that caches a plan's kernels.
+
+    gpu: name and driver; another GPU's or driver's kernels are refused.
+    """
     environment = hashlib.sha256(gpu.encode()).hexdigest()[:16]
     return cache_folder() / "runtime" / f"{plan_sha256}-{environment}.cache"
 
 
 class RuntimeCache:
-    """The kernels of one engine, shared by its contexts. file: None if they are not to be kept.
+    """The kernels of one engine, shared by its contexts. file: None if they are not kept.
 
     TensorRT-RTX runs dynamic shapes on fallback kernels until it has compiled better ones in the background (LAZY). A
     CUDA graph would keep the fallback, so a context whose launches are captured compiles first, and its caller waits
-    (EAGER). The caller captures graphs, TensorRT is not told to.
-    Source: docstrings of IRuntimeConfig and DynamicShapesKernelSpecializationStrategy.
+    (EAGER). The caller captures graphs; TensorRT's own capture is not enabled. Source: docstrings of IRuntimeConfig and
+    DynamicShapesKernelSpecializationStrategy.
     """
 
     def __init__(self, trt: Any, engine: Any, file: Path | None) -> None:
@@ -37,9 +40,10 @@ class RuntimeCache:
             self._cache.deserialize(file.read_bytes())  # one of another GPU or driver is refused, not used
 
     def execution_context(self, engine: Any, *, is_captured: bool) -> Any:
-        """Return a new execution context that uses it, without scratch memory; None if TensorRT refuses.
+        """Return a new execution context that uses the cache, without scratch memory; None if TensorRT refuses.
 
-        Engines built with `BuilderFlag.REQUIRE_USER_ALLOCATION` take no other context, and shared memory suits all.
+        Engines built with `BuilderFlag.REQUIRE_USER_ALLOCATION` accept no other context, and shared memory works for
+        all.
         """
         strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
         if not hasattr(engine, "create_runtime_config"):
@@ -54,7 +58,7 @@ class RuntimeCache:
         return engine.create_execution_context(config)
 
     def save(self) -> None:
-        """Write the kernels for the next start if there are new ones; a full or read-only disk only costs time."""
+        """Write new kernels for the next start, if any; with a full or read-only disk they are only compiled again."""
         kernels = None if self._cache is None or self._file is None else self._cache.serialize()
         if kernels is None or self._file is None:  # TensorRT gives None without a CUDA context, as at the end
             return

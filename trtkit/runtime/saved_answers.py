@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 LINES, COCO = ".jsonl", ".json"
 _CLOCK = 90_000
-"""Ticks of a second in a video: frames keep the times that they had, which are not always a rate."""
+"""Ticks per second in a video: frames keep their timestamps, whose rate may vary."""
 
 
 class _Files:
-    """Files that stay open from the first answer to the last; they take their names if nothing failed."""
+    """Files that stay open from the first answer to the last; they get their final names if nothing failed."""
 
     def __init__(self) -> None:
         self._open = contextlib.ExitStack()
@@ -54,14 +54,14 @@ class _Files:
             self.finish()
 
     def finish(self) -> None:
-        """Write what is missing at the end of the files."""
+        """Write the ends of the files."""
 
 
 class AnswerFolder(_Files):
-    """A folder of answers: pictures and videos with the answers on them, maps, embeddings and arrays."""
+    """A folder of answers: pictures and videos with drawn answers, maps, embeddings and arrays."""
 
     def __init__(self, folder: Path, inputs: Sequence[Path] = ()) -> None:
-        """Make the folder. Raises SourceError if it holds one of the inputs, which would be overwritten."""
+        """Create the folder. Raises SourceError if it holds one of the inputs, which would be overwritten."""
         super().__init__()
         own = next((file for file in inputs if file.parent.resolve() == folder.resolve()), None)
         if own is not None:
@@ -71,7 +71,7 @@ class AnswerFolder(_Files):
         self._videos: dict[str, _Video] = {}
 
     def write(self, answered: Answered) -> None:
-        """Write the picture with its answer, and what NumPy reads, by the input's name."""
+        """Write the picture with its answer, and the arrays for NumPy, named after the input."""
         drawn, name = answered.drawn(), answered.name.replace("#", "-")
         frame = None if answered.picture is None else answered.picture.frame
         if drawn is not None and frame is not None:
@@ -87,7 +87,7 @@ class AnswerFolder(_Files):
                 pass
 
     def _video(self, frame: VideoFrame, first: Image.Image) -> _Video:
-        """Return the video that a frame belongs to; frames of one video follow each other, so others are complete."""
+        """Return the video of a frame; a video's frames are consecutive, so that all other videos are complete."""
         if frame.video not in self._videos:
             self.finish()
             name = frame.video if frame.video.lower().endswith(".mp4") else f"{frame.video}.mp4"
@@ -103,7 +103,7 @@ class AnswerFolder(_Files):
 
 
 class _Video:
-    """An MP4 file in H.264, or in MPEG-4 if ffmpeg was built without; sizes are even, as both need."""
+    """An MP4 file in H.264, or in MPEG-4 if ffmpeg lacks H.264; sizes are even, as both require."""
 
     def __init__(self, file: IO[bytes], size: tuple[int, int], rate: Fraction) -> None:
         import av
@@ -117,7 +117,7 @@ class _Video:
         self._last = -1
 
     def write(self, picture: Image.Image, seconds: float) -> None:
-        """Add a picture, which is scaled if it is not of the first one's size."""
+        """Add a picture, rescaled if its size differs from the first one's."""
         import av
 
         shown = av.VideoFrame.from_ndarray(np.asarray(picture.convert("RGB")), format="rgb24")
@@ -127,19 +127,19 @@ class _Video:
         self._container.mux(self._stream.encode(frame))
 
     def finish(self) -> None:
-        """Write the frames that the encoder still holds."""
+        """Write the frames that the encoder still buffers."""
         self._container.mux(self._stream.encode())
         self._container.close()
 
 
 class PredictionsFile(_Files):
-    """Predictions in one file: JSON lines (.jsonl) or, of a detector, a dataset as COCO has it (.json).
+    """Predictions in one file: JSON lines (.jsonl) or, for a detector, a COCO dataset (.json).
 
-    The dataset names the pictures as images with ids of their own, and a box's `category_id` is its class's number.
+    The dataset lists the pictures as images with ids of their own, and a box's `category_id` is its class number.
     """
 
     def __init__(self, path: Path, manifest: Manifest, labels: Sequence[str] = ()) -> None:
-        """Raises RequestError for another kind of file, and for COCO's of a model that is not a detector."""
+        """Raises RequestError for other file types, and for COCO output of a model that is not a detector."""
         super().__init__()
         check_predictions(path, has_boxes=manifest.config.task is not None and manifest.config.task.boxes is not None)
         self._path, self._name = path, manifest.name
@@ -185,7 +185,7 @@ class PredictionsFile(_Files):
 
 
 def check_predictions(path: Path, *, has_boxes: bool) -> None:
-    """Refuse a file of predictions that could not be written. Raises RequestError."""
+    """Raise RequestError for a predictions file that could not be written."""
     if path.suffix.lower() not in {LINES, COCO}:
         fix = f"end it in {LINES} for JSON lines, or in {COCO} for COCO's form"
         raise RequestError(f"unknown kind of file `{path.suffix}`", "predictions", fix)
@@ -196,14 +196,14 @@ def check_predictions(path: Path, *, has_boxes: bool) -> None:
 
 
 def coco_box(corners: tuple[float, float, float, float]) -> list[float]:
-    """Return corners as COCO has boxes: x, y, width, height."""
+    """Return corners in COCO's form: x, y, width, height."""
     x1, y1, x2, y2 = corners
     return [round(value, 3) for value in (x1, y1, x2 - x1, y2 - y1)]
 
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file that takes the place of `path` at the end. Raises TrtkitError."""
+    """Yield a file that replaces `path` on success. Raises TrtkitError."""
     try:
         with replacing(path) as file:
             yield file
@@ -213,5 +213,5 @@ def _writing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _portable(outputs: dict[str, Array]) -> dict[str, Any]:
-    """Return arrays in types that NumPy can save: it has no bf16."""
+    """Return arrays in types that NumPy can save, which exclude bf16."""
     return {name: value.astype(np.float32) if value.dtype.kind == "V" else value for name, value in outputs.items()}

@@ -1,4 +1,4 @@
-"""Run a model of arrays: its stages in order, each handing on what the next ones take, whoever computes them."""
+"""Execution of a model of arrays: its stages in order, each passing its outputs to the next, on any executor."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 
 def parsed_run(backend: Backend, onnx: Path) -> Callable[[Mapping[str, Any]], dict[str, torch.Tensor]]:
-    """Return what runs, on the reference executor, the network that TensorRT parses from a file."""
+    """Return a function that runs the network parsed by TensorRT from a file on the reference executor."""
     return Executor(parsed_layers(backend, onnx)).run
 
 
 class StageExecution(Protocol):
-    """One stage, ready to run. Tensors have the names that the run plan gives them."""
+    """A stage that is ready to run. Tensors have the names that the run plan gives them."""
 
     @property
     def input_names(self) -> Sequence[str]:
-        """What it takes."""
+        """Names of its inputs."""
         ...
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -44,7 +44,7 @@ class StageExecution(Protocol):
         ...
 
     def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
-        """Run once; return how long each layer took, in the order they ran."""
+        """Run once; return each layer's time in seconds, in execution order."""
         ...
 
 
@@ -52,7 +52,7 @@ class StageExecution(Protocol):
 class StagesExecution:
     """All stages of a model. output_names: the model's own outputs, in order.
 
-    stream: where they run on a device, from which the outputs are copied to the host.
+    stream: the device stream that stages run on, from which the outputs are copied to the host.
     """
 
     stages: Sequence[StageExecution]
@@ -60,7 +60,7 @@ class StagesExecution:
     stream: Stream | None = field(default=None, kw_only=True)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Return the model's outputs by name for arrays or tensors by input name."""
+        """Return the model's outputs by name. inputs: arrays or tensors by name."""
         tensors: dict[str, Any] = dict(inputs)
         for stage in self.stages:
             tensors |= stage.run({name: tensors[name] for name in stage.input_names})
@@ -70,7 +70,7 @@ class StagesExecution:
         return {name: tensors[name].to("cpu", copy=True) for name in self.output_names}
 
     def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
-        """Run once; return how long each layer of each stage took, in the order they ran."""
+        """Run once; return the time of each layer of each stage in seconds, in execution order."""
         tensors, seconds = dict(inputs), dict[str, float]()
         for stage in self.stages:
             stage_inputs = {name: tensors[name] for name in stage.input_names}
@@ -80,9 +80,9 @@ class StagesExecution:
 
 
 class ReferenceStage:
-    """A stage's network on the reference executor. seams: `part.output` tensors of the last run, where kept.
+    """A stage's network on the reference executor. seams: `part.output` tensors of the last run, if kept.
 
-    tensors: the network's name of every `part.output`. is_fast: see the executor's Options.
+    tensors: the network's name for every `part.output`. is_fast: see the executor's Options.
     """
 
     def __init__(self, layers: LayerGraph, tensors: Mapping[str, str] | None = None, *, is_fast: bool = False) -> None:
@@ -107,7 +107,7 @@ class ReferenceStage:
         return {name: outputs[name] for name in self._executor.output_names}
 
     def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
-        """Run once; return how long each layer took, in the order they ran."""
+        """Run once; return each layer's time in seconds, in execution order."""
         return self._executor.layer_seconds(inputs)
 
 
@@ -121,7 +121,7 @@ def reference_stages(
 ) -> StagesExecution:
     """Return a model of arrays on the reference executor.
 
-    opened: the source of a model of a family's parts. is_fast: see the executor's Options.
+    opened: the source of a model that a family writes in parts. is_fast: see the executor's Options.
     """
     running = [ReferenceStage(*stage_layers(backend, stage, opened, report), is_fast=is_fast) for stage in stages]
     return StagesExecution(running, running[-1].output_names if opened is None else opened.output_names)
@@ -130,7 +130,7 @@ def reference_stages(
 def stage_layers(
     backend: Backend, stage: PreparedStage, opened: OpenedHybrid | None, report: Listener = ignore
 ) -> tuple[LayerGraph, Mapping[str, str]]:
-    """Return the layers of a stage's network, and its tensor of every `part.output`. opened: see `reference_stages`."""
+    """Return the layers of a stage's network, and its tensors by `part.output`. opened: see `reference_stages`."""
     if opened is None:
         assert stage.onnx is not None
         return parsed_layers(backend, stage.onnx.path), {}
@@ -154,7 +154,7 @@ def engine_stages(
     *,
     has_cuda_graphs: bool = False,
 ) -> StagesExecution:
-    """Return a model as engines on a device, one for each stage; tensors between them stay there."""
+    """Return a model as engines on a device, one per stage; tensors between them stay on the device."""
     from trtkit.runtime.loaded_engine import EngineExecution
 
     stream = device.stream()
@@ -168,7 +168,7 @@ def engine_stages(
 
 
 def stream_weights(model: StagesExecution, budget_bytes: int) -> None:
-    """Keep so many bytes of a model's weights on the GPU, each engine its share of them.
+    """Keep `budget_bytes` of a model's weights on the GPU, divided proportionally among the engines.
 
     Raises RequestError for more bytes than can be streamed.
     """

@@ -1,4 +1,4 @@
-"""Ask a Triton server, over HTTP, gRPC or `generate_stream`, what it serves and for an answer."""
+"""Client of a Triton server over HTTP, gRPC or `generate_stream`: its models' interfaces, and inference."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FORMS = "use http://HOST:PORT, grpc://HOST:PORT or HOST:PORT"
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is. target: `host:port`."""
+    """The address of a server. target: `host:port`."""
 
     protocol: Protocol
     target: str
@@ -44,7 +44,7 @@ class Address:
 
 @dataclass(frozen=True)
 class ServedTensor:
-    """An input or output as the server has it, with the batch axis. dtype: Triton's name, such as FP32 or BYTES."""
+    """An input or output as the server defines it, with the batch axis. dtype: Triton's name, such as FP32 or BYTES."""
 
     name: str
     dtype: str
@@ -53,7 +53,7 @@ class ServedTensor:
 
 @dataclass(frozen=True)
 class ServedInterface:
-    """What a model takes and gives. steps: the models of an ensemble. is_decoupled: its answers are streamed."""
+    """A model's interface. steps: the models of an ensemble. is_decoupled: whether its answers are streamed."""
 
     name: str
     versions: tuple[str, ...]
@@ -65,7 +65,7 @@ class ServedInterface:
 
 
 def parse_url(url: str, protocol: Protocol | None = None) -> Address:
-    """Return the address in `url`, HTTP's where neither it nor `protocol` says otherwise. Raises DeployError."""
+    """Return the address in `url`; HTTP unless the URL or `protocol` sets another. Raises DeployError."""
     scheme, separator, rest = url.partition("://")
     named, is_tls = (protocol or "http", False) if not separator else _SCHEMES.get(scheme, ("", False))
     target = (rest if separator else url).rstrip("/")
@@ -89,7 +89,7 @@ def _openai_server(url: str) -> DeployError:
 
 
 class Client:
-    """A connection to a server. Every call raises DeployError where the server does not answer or refuses."""
+    """A connection to a server. Every call raises DeployError if the server does not answer or refuses."""
 
     def __init__(self, address: Address, timeout_s: float) -> None:
         self.address = address
@@ -120,12 +120,12 @@ class Client:
             return bool(self._client.is_server_live(**self._limit))
 
     def is_ready(self) -> bool:
-        """Whether the server takes requests."""
+        """Whether the server accepts requests."""
         with self._errors():
             return bool(self._client.is_server_ready(**self._limit))
 
     def has_ready(self, model: str) -> bool:
-        """Whether the server has a model that takes requests."""
+        """Whether the server has a model that accepts requests."""
         with self._errors():
             return bool(self._client.is_model_ready(model, **self._limit))
 
@@ -141,13 +141,13 @@ class Client:
         return str(metadata["version"])
 
     def index(self) -> list[dict[str, str]]:
-        """Return name, version, state and reason of every model that was loaded or failed to."""
+        """Return name, version, state and reason of every model that was loaded or failed to load."""
         index = self._json("get_model_repository_index")
         models = index.get("models", []) if isinstance(index, dict) else index
         return [model for model in models if model.get("state")]
 
     def interface(self, model: str) -> ServedInterface:
-        """Return what a model that is ready takes and gives."""
+        """Return the interface of a ready model."""
         data, config = self._json("get_model_metadata", model), self._json("get_model_config", model)
         config = config.get("config", config)
         return ServedInterface(
@@ -167,7 +167,7 @@ class Client:
             return {name: result.as_numpy(name) for name in outputs}
 
     def stream(self, model: str, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
-        """Return the outputs of a decoupled model, those of all its responses in a row. Raises DeployError for HTTP."""
+        """Return the outputs of a decoupled model, concatenated over its responses. Raises DeployError for HTTP."""
         if self.address.protocol != "grpc":
             what = f"`{model}` streams its answers, which needs gRPC"
             raise DeployError(what, str(self.address), "give the gRPC endpoint: grpc://HOST:PORT")
@@ -179,9 +179,9 @@ class Client:
         return {name: np.concatenate(values) for name, values in parts.items()}
 
     def responses(self, model: str, inputs: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-        """Yield each response of a decoupled model as it comes, its tensors by name; over HTTP by `generate_stream`.
+        """Yield each response of a decoupled model as it arrives, its tensors by name; over HTTP by `generate_stream`.
 
-        Leaving early cancels the request.
+        Closing the iterator early cancels the request.
         """
         if self.address.protocol != "grpc":
             yield from self._generated(model, inputs)
@@ -203,7 +203,7 @@ class Client:
                     self._answers = None
 
     def _lists_openai_models(self) -> bool:
-        """Whether the server answers at `/v1/models` as OpenAI's API does."""
+        """Whether the server answers `/v1/models` in the form of OpenAI's API."""
         if self.address.protocol != "http":
             return False
         connect = http.client.HTTPSConnection if self.address.is_tls else http.client.HTTPConnection
@@ -218,7 +218,7 @@ class Client:
         return isinstance(answer, dict) and isinstance(answer.get("data"), list)
 
     def _opened_stream(self) -> queue.Queue[tuple[Any, Any]]:
-        """Return what arrives on the connection's stream, which is kept from one request to the next."""
+        """Return the queue of responses on the connection's stream, which is reused by later requests."""
         if self._answers is None:
             answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
             self._client.start_stream(lambda result, error: answers.put((result, error)))
@@ -258,7 +258,7 @@ class Client:
 
     @contextlib.contextmanager
     def _errors(self, model: str = "") -> Iterator[None]:
-        """Turn what the client library raises into DeployError."""
+        """Convert the client library's errors into DeployError."""
         where = f"{self.address} {model}".rstrip()
         try:
             yield
@@ -286,9 +286,9 @@ Json = dict[str, Any]
 def generate_stream(
     target: str, is_tls: bool, model: str, inputs: Mapping[str, np.ndarray[Any, Any]], timeout_s: float
 ) -> Iterator[Json]:
-    """Yield each event as it comes; `{"error": ...}` where the server refuses. inputs: of batch 1, without strings.
+    """Yield each event as it arrives; `{"error": ...}` if the server refuses. inputs: of batch 1, without strings.
 
-    target: `host:port`. Raises OSError and HTTPException where the connection fails, ValueError for anything but JSON.
+    target: `host:port`. Raises OSError and HTTPException if the connection fails, ValueError for anything but JSON.
     """
     connect = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
     connection = connect(target, timeout=timeout_s)
@@ -308,7 +308,7 @@ def generate_stream(
 
 
 def _refusal(answer: http.client.HTTPResponse) -> Json:
-    """Return the server's own words."""
+    """Return the server's own error message."""
     text = answer.read().decode(errors="replace")
     try:
         return {"error": str(json.loads(text)["error"])}
@@ -317,6 +317,6 @@ def _refusal(answer: http.client.HTTPResponse) -> Json:
 
 
 def _plain(value: np.ndarray[Any, Any]) -> Any:
-    """Return a row as JSON has it; the endpoint adds the batch axis itself."""
+    """Return a row as JSON data; the endpoint itself adds the batch axis."""
     items = value.reshape(-1).tolist()
     return items[0] if len(items) == 1 else items

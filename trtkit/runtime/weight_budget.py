@@ -1,4 +1,4 @@
-"""GPU memory for an engine's weights; those beyond it stay in host memory and are copied when a layer needs them."""
+"""GPU memory budget for an engine's weights; the rest stays in host memory and is copied when a layer needs it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 _OPTION = "weight_budget_gib"
 _FREE_SHARE = 10
-"""One part in so many of a GPU's memory stays free of an automatic budget, for what is allocated later."""
+"""Divisor of a GPU's memory: this part stays free of an automatic budget, for later allocations."""
 
 
 def weight_budget_bytes(bundle: Bundle, budget_gib: WeightBudget | None) -> int | None:
-    """Return a budget in bytes; None without one, and for `auto`, which is chosen when everything else is in memory.
+    """Return a budget in bytes; None without one, and for `auto`, which is set once everything else is in memory.
 
-    Raises RequestError if the bundle's engines cannot have one.
+    Raises RequestError if the bundle's engines do not support one.
     """
     if budget_gib is None:
         return None
@@ -34,12 +34,12 @@ def weight_budget_bytes(bundle: Bundle, budget_gib: WeightBudget | None) -> int 
 
 
 def automatic_budget(free_bytes: int, memory_bytes: int, streamable_bytes: int) -> int:
-    """Return the bytes of weights that stay on a GPU of `memory_bytes`, of which everything else leaves some free."""
+    """Return the bytes of weights to keep on a GPU of `memory_bytes` if everything else leaves `free_bytes` free."""
     return min(max(free_bytes - memory_bytes // _FREE_SHARE, 0), streamable_bytes)
 
 
 def over_budget(budget_bytes: int, streamable_bytes: int) -> RequestError:
-    """Return the error for a budget that is more than the weights that could stay on the host."""
+    """Return the error for a budget larger than all weights that can be streamed."""
     what = (
         f"{budget_bytes / 2**30:.4g} GiB are more than all weights that can be streamed, {streamable_bytes / 2**30:.4g}"
     )
@@ -47,7 +47,7 @@ def over_budget(budget_bytes: int, streamable_bytes: int) -> RequestError:
 
 
 def _check_automatic(bundle: Bundle, budget: str) -> None:
-    """Raise RequestError for another word, and for models whose free memory is not known when they open."""
+    """Raise RequestError for other words than `auto`, and for models whose free memory is unknown when they open."""
     if budget != "auto":
         raise RequestError(f"`{budget}` is not a budget", _OPTION, "give a number of GiB, or `auto`")
     manifest, fix = bundle.manifest, "give a number of GiB"

@@ -1,1 +1,1 @@
-"""Where models come from: files, installed packages, PyTorch modules, Hugging Face folders."""
+"""Model sources: files, installed packages, PyTorch modules, Hugging Face folders."""

@@ -1,4 +1,4 @@
-"""The folders of what is attached to a model: LoRA adapters that PEFT saved, draft heads."""
+"""Folders of components attached to a model: LoRA adapters saved by PEFT, draft heads."""
 
 import shlex
 from pathlib import Path
@@ -11,7 +11,7 @@ _WEIGHTS, _PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 
 
 def adapter_files(folder: Path) -> tuple[Path, Path]:
-    """Return an adapter's config and its matrices. Raises SourceError if either is missing, or is a pickle."""
+    """Return an adapter's config and its matrices. Raises SourceError if either is missing or a pickle."""
     if not folder.is_dir():
         raise SourceError("no such folder", str(folder), "give the folder of an adapter that PEFT saved")
     config, weights = folder / ADAPTER_CONFIG, folder / _WEIGHTS
@@ -35,12 +35,12 @@ _PICKLES = (".bin", ".pt", ".pth")
 
 
 def speculator_files(folder: Path) -> list[Path]:
-    """Return the files of a draft head. Raises SourceError for a folder that is missing or holds pickles."""
+    """Return the files of a draft head. Raises SourceError for a missing folder or one with pickles."""
     return [speculator_config(folder), *read_folder(folder)[1]]
 
 
 def speculator_config(folder: Path) -> Path:
-    """Return a draft head's config.json. Raises SourceError if there is none, or if the weights are a pickle."""
+    """Return a draft head's config.json. Raises SourceError if it is missing, or if the weights are a pickle."""
     if not (folder / "config.json").is_file():
         what = "the folder has no `config.json`" if folder.is_dir() else "no such folder"
         raise SourceError(what, str(folder), "give the folder of a head that guesses tokens")

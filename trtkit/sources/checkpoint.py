@@ -1,4 +1,4 @@
-"""A model's weights by name, each mapped or decoded when it is requested."""
+"""A model's weights by name, each mapped or decoded on request."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array that was not read yet.
+    """An array that has not been read yet.
 
-    read: maps or decodes it, anew at each call. is_quantized: it is a `QuantizedMatrix` [out, in], in all families.
-    parts: what it is joined from along `axis`, in order; none for an array of its own.
-    dtype: NumPy's name of its type, or ml_dtypes', if the file says it; empty if reading alone tells.
+    read: maps or decodes it, again at each call. is_quantized: whether it is a `QuantizedMatrix` [out, in], which is
+    its layout in all families. parts: the arrays it is concatenated from along `axis`, in order; empty if it is a
+    single array. dtype: name of its type in NumPy or ml_dtypes, if the file states it; empty if it is known only after
+    reading.
     """
 
     shape: tuple[int, ...]
@@ -37,7 +38,7 @@ class StoredArray:
 
     @property
     def first(self) -> StoredArray:
-        """The first of its parts that is an array of its own: all have one type."""
+        """The first of its parts that is a single array: all have the same type."""
         return self.parts[0].first if self.parts else self
 
     def matrix(self) -> QuantizedMatrix:
@@ -47,7 +48,7 @@ class StoredArray:
         return array
 
     def part_with(self, axis: int, start: int, stop: int) -> tuple[StoredArray, int] | None:
-        """Return the part that holds all of these rows or columns, and where it begins; None if no one part does."""
+        """Return the part that contains all of these rows or columns, and its start; None if no single part does."""
         first = 0
         for part in self.parts if axis == self.axis else ():
             if first <= start and stop <= first + part.shape[axis]:
@@ -57,7 +58,7 @@ class StoredArray:
 
 
 class Checkpoint(Mapping[str, Array]):
-    """Arrays by name. Asking for one reads it; names and shapes are known without that."""
+    """Arrays by name. Accessing one reads it; names and shapes are known without reading."""
 
     def __init__(self, stored: Mapping[str, StoredArray]) -> None:
         self._stored = stored
@@ -87,9 +88,9 @@ class Checkpoint(Mapping[str, Array]):
 
 
 def converted_elements(checkpoint: Mapping[str, Array], dtype: str, names: Container[str] | None = None) -> int:
-    """Return how many floats are known, without reading, to be of another type than `dtype`. names: all if None.
+    """Return how many floats are known, without reading, to have a type other than `dtype`. names: all if None.
 
-    Quantized matrices are not counted: they may stay as they are.
+    Quantized matrices are excluded, since they may stay as they are.
     """
     if not isinstance(checkpoint, Checkpoint):
         return 0
@@ -99,9 +100,9 @@ def converted_elements(checkpoint: Mapping[str, Array], dtype: str, names: Conta
 
 
 def check_finite(checkpoint: Mapping[str, Array], where: str = "") -> None:
-    """Raise ProblemsError naming every array that holds a NaN or an infinity.
+    """Raise ProblemsError naming every array that contains a NaN or an infinity.
 
-    Works on pieces of a few million elements, so that memory stays flat.
+    Works on pieces of a few million elements, so that memory use is constant.
     """
     problems = [problem for name, array in checkpoint.items() if (problem := _not_finite(name, array, where))]
     if problems:
@@ -122,7 +123,7 @@ def _not_finite(name: str, array: Array, where: str) -> Problem | None:
 
 
 def _pieces(array: Array) -> Iterator[Array]:
-    """Yield views of an array, cut along its first axis."""
+    """Yield views of an array, split along its first axis."""
     rows = np.atleast_1d(array)
     step = max(1, _CHUNK_ELEMENTS * len(rows) // max(rows.size, 1))
     for start in range(0, len(rows), step):

@@ -39,13 +39,12 @@ if TYPE_CHECKING:
 class DecoderSource:
     """A decoder-only language model: its Hugging Face config, weights by Hugging Face name, tokenizer.
 
-    config: fields of a `config.json`. checkpoint: arrays, bf16 through ml_dtypes; reading an item maps or decodes it.
-    files: all that was or will be read. where: what errors call the model.
-    quantized_by: who quantized the checkpoint, whose quantized layers are `QuantizedMatrix`; empty if none are.
-    kv_cache: how its caches are quantized; None if they are not.
-    note: what was kept in low precision and what was not, for those who read the build's steps.
-    has_mxfp4: whether experts are in MXFP4.
-    folder: the Hugging Face folder, if transformers itself reads it alike; None for quantized and other checkpoints.
+    config: fields of a `config.json`. checkpoint: arrays, bf16 through ml_dtypes; accessing an item maps or decodes it.
+    files: all files that were or will be read. where: the model's name in errors. quantized_by: the tool that quantized
+    the checkpoint, whose quantized layers are `QuantizedMatrix`; empty if there are none. kv_cache: how its caches are
+    quantized; None if they are not. note: what was kept in low precision and what was not, for the build's output.
+    has_mxfp4: whether experts are in MXFP4. folder: the Hugging Face folder, if transformers reads it with the same
+    result; None for quantized and other checkpoints.
     """
 
     config: Mapping[str, Any]
@@ -61,7 +60,10 @@ class DecoderSource:
 
 
 def open_decoder_source(source: Source, *, keep_quantized: bool = False) -> DecoderSource:
-    """Open the config, weights and tokenizer of a decoder-only LLM. keep_quantized: layers of GGUF files stay so."""
+    """Open the config, weights and tokenizer of a decoder-only LLM.
+
+    keep_quantized: keep layers of GGUF files quantized.
+    """
     if source.gguf is not None:
         return open_gguf(package_file.resolve(source.gguf, source.requires), keep_quantized=keep_quantized)
     if source.trtllm is not None:
@@ -72,11 +74,11 @@ def open_decoder_source(source: Source, *, keep_quantized: bool = False) -> Deco
 
 @reader
 def open_hf_folder(folder: Path) -> DecoderSource:
-    """Open a folder that transformers saved: config.json, safetensors, tokenizer files.
+    """Open a folder saved by transformers: config.json, safetensors, tokenizer files.
 
-    Layers that ModelOpt, AutoAWQ, GPTQ or compressed-tensors quantized stay so.
-    Of a model with other parts around its language model (Gemma 3, LLaVA), the language model is opened.
-    Raises SourceError for a folder without config.json or safetensors, and for files that are damaged.
+    Layers quantized by ModelOpt, AutoAWQ, GPTQ or compressed-tensors stay quantized. For a model with other parts
+    around its language model (Gemma 3, LLaVA), the language model is opened. Raises SourceError for a folder without
+    config.json or safetensors, and for damaged files.
     """
     path = _config_file(folder, "give a folder that transformers saved, or a model repository downloaded as a whole")
     arrays, weight_files = read_folder(folder)
@@ -94,11 +96,10 @@ def open_hf_folder(folder: Path) -> DecoderSource:
 
 @reader
 def open_gguf(path: Path, *, keep_quantized: bool = False) -> DecoderSource:
-    """Open a GGUF file: metadata as a Hugging Face config, tensors dequantized as they are read, the tokenizer rebuilt.
+    """Open a GGUF file: metadata as a Hugging Face config, tensors dequantized on reading, the tokenizer rebuilt.
 
-    keep_quantized: linear layers and experts stay as they are where there is a form for their types. Raises SourceError
-    for damaged files, for architectures, tensor types and tokenizers that are not supported, and where there is nothing
-    to keep.
+    keep_quantized: linear layers and experts of supported types stay quantized. Raises SourceError for damaged files,
+    for unsupported architectures, tensor types and tokenizers, and if no layer can stay quantized.
     """
     file = read_gguf(path)
     family = family_of(file)
@@ -112,7 +113,7 @@ def open_gguf(path: Path, *, keep_quantized: bool = False) -> DecoderSource:
 
 
 def _kept(file: GgufFile, weights: Mapping[str, StoredArray]) -> str:
-    """Say how many matrices stay in low precision, and which types do not. Raises SourceError where none does."""
+    """Describe how many matrices stay in low precision, and which types do not. Raises SourceError if none does."""
     kept = sum(array.is_quantized for array in weights.values())
     kinds = {2: KEPT, 3: KEPT_EXPERTS}
     others = {
@@ -130,10 +131,10 @@ def _kept(file: GgufFile, weights: Mapping[str, StoredArray]) -> str:
 
 @reader
 def open_trtllm(folder: Path) -> DecoderSource:
-    """Open a TensorRT-LLM checkpoint: config.json and rank*.safetensors, ranks merged. It has no tokenizer.
+    """Open a TensorRT-LLM checkpoint: config.json and rank*.safetensors, with ranks merged. It has no tokenizer.
 
-    Layers that ModelOpt quantized stay so. Raises SourceError for missing files and architectures that are not
-    supported, ProblemsError for layers that cannot be read.
+    Layers quantized by ModelOpt stay quantized. Raises SourceError for missing files and unsupported architectures,
+    ProblemsError for layers that cannot be read.
     """
     path = _config_file(folder, "give the folder that holds config.json and rank*.safetensors")
     config = read_json(path)

@@ -1,4 +1,4 @@
-"""Fingerprint the files that a source reads, so that a build can be known again."""
+"""Fingerprints of the files that a source reads, which identify a build."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file that the model is made from."""
+    """A file that the model is built from."""
 
     path: str
     size_bytes: int
@@ -33,19 +33,19 @@ def digest_source(source: Source) -> list[SourceFile]:
 
 
 def digest_model(config: ModelConfig) -> list[SourceFile]:
-    """Return every file that a config's model is read from: its source, and the draft head if it is apart."""
+    """Return every file of a config's model: those of its source, and of the draft head if it is separate."""
     speculator = None if config.llm is None else config.llm.speculator
     attached = [] if speculator in (None, BUILT_IN) else speculator_files(Path(str(speculator)))
     return [*digest_source(config.source), *(_digest(path) for path in attached)]
 
 
 def adapter_digest(folder: Path) -> str:
-    """Return the SHA-256 of an adapter's config, and that of its matrices. Raises SourceError if they are not there."""
+    """Return the SHA-256 of an adapter's config, and that of its matrices. Raises SourceError if they are missing."""
     return "".join(sha256_of(file) for file in adapter_files(folder))
 
 
 def digest_data(options: QuantizeOptions | None) -> list[SourceFile]:
-    """Return the files of calibration data with their SHA-256, of the whole first, then of parts."""
+    """Return the files of calibration data with their SHA-256: of the whole model first, then of its parts."""
     if options is None:
         return []
     whole_and_parts = (options, *options.parts.values())
@@ -56,7 +56,7 @@ def digest_data(options: QuantizeOptions | None) -> list[SourceFile]:
 
 
 def _data_files(data: str) -> list[SourceFile]:
-    """Return the files of one calibration data: a file, or what lies in a folder."""
+    """Return the files of one set of calibration data: a file, or a folder's content."""
     path = package_file.resolve(data)
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
     return [_digest(file) for file in files]
@@ -65,7 +65,7 @@ def _data_files(data: str) -> list[SourceFile]:
 def source_files(source: Source) -> list[Path]:
     """Return the files of `source`: model and external data, checkpoint and factory module, or a folder's files.
 
-    Those of an adapter follow.
+    They are followed by those of an adapter.
     """
     adapter = () if source.lora is None else adapter_files(Path(source.lora))
     return [*_model_files(source), *adapter]
@@ -92,9 +92,9 @@ def _model_files(source: Source) -> list[Path]:
 
 
 def _module_files(factory: str) -> list[Path]:
-    """Return the Python files of the package that holds `package.module:callable`, none if it cannot be found.
+    """Return the Python files of the package of `package.module:callable`, none if it cannot be found.
 
-    Nothing is imported. A module outside any package stands alone.
+    Nothing is imported. For a module outside any package, only that module is returned.
     """
     spec = find_module(factory.partition(":")[0])
     if spec is None or spec.origin is None:

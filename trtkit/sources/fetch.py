@@ -1,4 +1,4 @@
-"""What a config takes from elsewhere: packages by pip, and the folders of models (`hub.py` downloads those)."""
+"""External requirements of a config: pip packages, and model folders (downloaded by `hub.py`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def install_packages(requirements: Sequence[str]) -> None:
-    """Install packages without their dependencies into this environment. Raises SourceError."""
+    """Install packages without their dependencies in this environment. Raises SourceError."""
     fix = package_file.install_line(" ".join(requirements))
     options = [requirement for requirement in requirements if requirement.startswith("-")]
     if options:
@@ -50,9 +50,9 @@ _DISTRIBUTION = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True)
 class Requirement:
-    """One package or folder.
+    """One required package or folder.
 
-    command: what brings it; empty if only the user knows where it comes from. hub: a folder's id on Hugging Face's hub.
+    command: how to obtain it; empty if only the user knows its origin. hub: a folder's id on Hugging Face's hub.
     """
 
     kind: Literal["package", "folder"]
@@ -63,7 +63,7 @@ class Requirement:
 
 
 def needs(config: ModelConfig) -> list[Requirement]:
-    """Return what a config's source, labels and test images need, each once."""
+    """Return the distinct requirements of a config's source, labels and test images."""
     sections = (config.source, config.task, config.verify)
     requirements = [word for section in sections if section is not None for word in (section.requires or "").split()]
     packages = [_package(requirement) for requirement in dict.fromkeys(requirements)]
@@ -76,13 +76,13 @@ def needs(config: ModelConfig) -> list[Requirement]:
 
 
 def folder_need(folder: str | Path, hub: str = "") -> Requirement:
-    """Return the need of a model's folder; one without a `config.json` is not there yet."""
+    """Return the requirement of a model's folder; without a `config.json` it counts as missing."""
     command = download_command(hub, folder) if hub else ""
     return Requirement("folder", str(folder), (Path(folder) / "config.json").is_file(), command, hub)
 
 
 def _package(requirement: str) -> Requirement:
-    """Return a requirement of pip; any installed version will do."""
+    """Return a pip requirement; any installed version satisfies it."""
     name = _DISTRIBUTION.match(requirement)
     try:
         is_present = name is not None and importlib.metadata.distribution(name.group()) is not None

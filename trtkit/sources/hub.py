@@ -1,8 +1,8 @@
-"""Models on Hugging Face's hub: what trtkit needs of a repository, and a complete, checked copy of it here.
+"""Models on Hugging Face's hub: the files that trtkit needs, and a complete, verified local copy of them.
 
-Copies lie in the hub's own cache, which transformers and vLLM share, or in a folder of the user's choice. Downloads go
-on where they stopped. `config.json` comes last, once the digests of all other files are right, so that a folder which
-has one is complete.
+Copies are in the hub's own cache, shared with transformers and vLLM, or in a folder of the user's choice. Downloads
+resume where they stopped. `config.json` is written last, once the digests of all other files match, so that a folder
+with a config.json is complete.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 CONFIG = "config.json"
 _INDEX = "model.safetensors.index.json"
-# What trtkit reads of a repository: settings, tokenizers, templates, weights; the modules of a sentence encoder.
+# Files that trtkit reads: settings, tokenizers, templates, weights; the modules of a sentence encoder.
 _WANTED = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.safetensors")
 _WANTED_BELOW = ("[0-9]_*/*.json", "[0-9]_*/*.safetensors")
-# Second copies of the weights, in the layout of their authors.
+# Duplicates of the weights, in their authors' layout.
 _UNWANTED = ("consolidated*.safetensors",)
 _GIB = 2**30
 _CHUNK_BYTES = 2**20
@@ -40,7 +40,7 @@ _CHUNK_BYTES = 2**20
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a repository. sha256: of one in large-file storage; blob: git's SHA-1 of any other."""
+    """A file of a repository. sha256: of a file in large-file storage; blob: git's SHA-1 of any other file."""
 
     name: str
     size_bytes: int
@@ -59,7 +59,7 @@ class HubFile:
 
 @dataclass(frozen=True)
 class HubModel:
-    """A repository's files that trtkit needs, at one revision."""
+    """The files of a repository that trtkit needs, at one revision."""
 
     hub_id: str
     revision: str
@@ -77,7 +77,7 @@ class HubModel:
 
 
 def cached_folder(hub_id: str) -> Path | None:
-    """Return the folder of a complete copy in the hub's cache; None if there is none. Needs no network."""
+    """Return the folder of a complete copy in the hub's cache; None if there is none. Works offline."""
     try:
         from huggingface_hub import constants, try_to_load_from_cache
     except ModuleNotFoundError:
@@ -98,10 +98,10 @@ def hub_folder(hub_id: str) -> Path:
 
 
 def read_hub(hub_id: str, folder: Path | None = None) -> HubModel:
-    """Ask the hub which files a model has. folder: where it will go, for the fixes of errors.
+    """Return the list of a model's files from the hub. folder: the destination, for the fixes in errors.
 
-    Raises SourceError if it cannot be reached, has no such model or does not let this user read it, and for a
-    repository that trtkit cannot build from.
+    Raises SourceError if the hub is unreachable, lacks the model or denies access to it, and for a repository that
+    trtkit cannot build from.
     """
     info = _info(_client(hub_id, folder), hub_id, folder)
     names = [sibling.rfilename for sibling in info.siblings or ()]
@@ -115,7 +115,10 @@ def read_hub(hub_id: str, folder: Path | None = None) -> HubModel:
 
 
 def fetch_config(hub_id: str) -> Path:
-    """Return the folder of a model's config.json in the hub's cache, fetched if it is not there. Raises SourceError."""
+    """Return the folder of a model's config.json in the hub's cache, downloaded if it is missing.
+
+    Raises SourceError.
+    """
     folder = cached_folder(hub_id)
     if folder is not None:
         return folder
@@ -125,10 +128,10 @@ def fetch_config(hub_id: str) -> Path:
 
 
 def fetch(model: HubModel, folder: Path | None = None, *, has_bars: bool = False) -> Path:
-    """Download a model and check every file, and return its folder.
+    """Download a model, verify every file, and return its folder.
 
-    folder: where to; the hub's cache if None. has_bars: whether the hub's client shows its progress bars.
-    Raises SourceError; what came in full by then stays, so that repeating the call goes on from there.
+    folder: the destination; the hub's cache if None. has_bars: whether the hub's client shows its progress bars. Raises
+    SourceError; completely downloaded files are kept, so that a repeated call resumes.
     """
     hub = _client(model.hub_id)
     _check_room(model, folder)
@@ -177,12 +180,12 @@ def _client(hub_id: str, folder: Path | None = None) -> ModuleType:
 
 
 def _endpoint() -> str | None:
-    """Return the hub's address, HF_ENDPOINT as it is now; the client reads it once. None for the client's default."""
+    """Return the hub's address: the current HF_ENDPOINT, which the client reads only once. None for its default."""
     return (os.environ.get("HF_ENDPOINT") or "").rstrip("/") or None
 
 
 def _info(hub: ModuleType, hub_id: str, folder: Path | None = None) -> ModelInfo:
-    """Return what the hub says of a repository and its files. Raises SourceError."""
+    """Return the hub's information on a repository and its files. Raises SourceError."""
     try:
         info: ModelInfo = hub.HfApi(endpoint=_endpoint()).model_info(hub_id, files_metadata=True)
     except Exception as error:  # the hub's client passes on whatever its HTTP library raises
@@ -191,7 +194,7 @@ def _info(hub: ModuleType, hub_id: str, folder: Path | None = None) -> ModelInfo
 
 
 def _load(hub: ModuleType, hub_id: str, name: str, revision: str, folder: Path | None) -> str:
-    """Fetch one file of a repository and return its path. Raises SourceError."""
+    """Download one file of a repository and return its path. Raises SourceError."""
     try:
         path = hub.hf_hub_download(
             hub_id,
@@ -214,7 +217,7 @@ def _is_wanted(name: str) -> bool:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Whether all weights of a copy are there: other programs fetch a config alone, or stop half-way."""
+    """Whether a copy has all its weights: other programs download a config alone, or stop half-way."""
     index = folder / _INDEX
     if not index.is_file():
         return any(folder.glob("*.safetensors"))
@@ -226,7 +229,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _no_weights(hub_id: str, names: list[str]) -> SourceError:
-    """Return the error for a repository without config.json and safetensors, with what it has instead."""
+    """Return the error for a repository without config.json and safetensors, listing what it has."""
     others = [name for name in names if name.endswith((".gguf", ".onnx"))]
     if others:
         file = others[0]
@@ -238,7 +241,7 @@ def _no_weights(hub_id: str, names: list[str]) -> SourceError:
 
 
 def _check_room(model: HubModel, folder: Path | None) -> None:
-    """Raise SourceError if the disk cannot hold the files that are not there yet."""
+    """Raise SourceError if the disk has no room for the missing files."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     def is_here(file: HubFile) -> bool:
@@ -258,7 +261,7 @@ def _check_room(model: HubModel, folder: Path | None) -> None:
 
 
 def _check_digests(model: HubModel, copy: Path, files: list[HubFile]) -> None:
-    """Compare files with the hub's digests; those that differ are removed. Raises SourceError."""
+    """Compare files with the hub's digests, removing those that differ. Raises SourceError."""
     damaged = [file for file in files if not file.is_intact(copy / file.name)]
     for file in damaged:
         path = copy / file.name
@@ -283,7 +286,7 @@ def _elsewhere(hub_id: str, folder: Path | None) -> str:
 
 
 def _hub_error(hub_id: str, error: Exception, folder: Path | None = None) -> SourceError:
-    """Return what a failure of the hub's client means to the user."""
+    """Return the error for users for a failure of the hub's client."""
     from huggingface_hub import errors
 
     causes = (error, error.__cause__, error.__context__)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
 
-# TensorFlow's names of a norm's weights, which the first checkpoints of BERT have; transformers renames them too.
+# TensorFlow's names of norm weights, used by the first checkpoints of BERT; transformers renames them too.
 _OLD_NORM = re.compile(r"(?<=LayerNorm\.)(gamma|beta)$")
 
 
@@ -31,7 +31,7 @@ def _of_today(match: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class HybridSource:
-    """A model as transformers saves it. checkpoint: arrays by name, mapped when asked for."""
+    """A model as saved by transformers. checkpoint: arrays by name, mapped on request."""
 
     config: Mapping[str, Any]
     checkpoint: Checkpoint
@@ -48,9 +48,9 @@ def hybrid_config(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def open_hybrid_folder(folder: Path) -> HybridSource:
-    """Open a folder with config.json and safetensors, or one `.pth` file with a plain state dict in it.
+    """Open a folder with config.json and safetensors, or one `.pth` file with a plain state dict.
 
-    Raises SourceError for what is missing or damaged.
+    Raises SourceError for missing or damaged files.
     """
     fields, where = hybrid_config(folder)
     states = sorted(folder.glob("*.pth"))
@@ -62,10 +62,10 @@ def open_hybrid_folder(folder: Path) -> HybridSource:
 
 @dataclass(frozen=True)
 class PartFactory:
-    """Makes the torch module of an ONNX part.
+    """Creates the torch module of an ONNX part.
 
-    factory: `package.module:callable`, called with `arguments`. prefix: what precedes the module's names in the
-    checkpoint; None if the factory, given the folder, loads them itself. names: what they begin with after it.
+    factory: `package.module:callable`, called with `arguments`. prefix: of the module's names in the checkpoint; None
+    if the factory gets the folder and loads the weights itself. names: their beginnings after the prefix.
     """
 
     factory: str
@@ -89,7 +89,7 @@ def part_module(part: PartFactory, source: HybridSource) -> torch.nn.Module:
 
 
 def _load(module: torch.nn.Module, prefix: str, beginnings: tuple[str, ...], source: HybridSource) -> None:
-    """Give a module its weights, all of them and no others."""
+    """Load exactly a module's weights."""
     import numpy as np
     import torch
 
@@ -112,14 +112,14 @@ def _load(module: torch.nn.Module, prefix: str, beginnings: tuple[str, ...], sou
 
 
 def _copied(array: Any, np: Any) -> Any:
-    """Return an array that torch may own: floats in fp32."""
+    """Return an array that torch may own, with floats in fp32."""
     return np.array(array) if array.dtype.kind in "iub" else np.array(array, dtype=np.float32)
 
 
 def read_state_dict(path: Path) -> dict[str, StoredArray]:
-    """Return the arrays of a file that torch saved: a state dict, or one under `state_dict` next to plain data.
+    """Return the arrays of a file saved by torch: a state dict, or one under `state_dict` next to plain data.
 
-    Raises SourceError where it holds anything else: code in a pickle is never run.
+    Raises SourceError for any other content: code in a pickle is never run.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Arrays and low-bit matrices that are cut out of others, or joined from them, when they are read."""
+"""Arrays and low-bit matrices that are slices or concatenations of others, made on reading."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def take_rows(stored: StoredArray, start: int, count: int) -> StoredArray:
-    """Return `count` neighbouring rows of an array, without a copy."""
+    """Return `count` consecutive rows of an array, without a copy."""
     wanted, shape = slice(start, start + count), (count, *stored.shape[1:])
     if stored.is_quantized:
         return take_listed(stored, np.arange(start, min(start + count, stored.shape[0])))
@@ -26,7 +26,7 @@ def take_rows(stored: StoredArray, start: int, count: int) -> StoredArray:
 
 
 def take_columns(stored: StoredArray, start: int, count: int) -> StoredArray:
-    """Return `count` neighbouring columns of a matrix. Raises SourceError, when read, for a part of a block."""
+    """Return `count` consecutive columns of a matrix. Raises SourceError, when read, for a part of a block."""
     wanted, shape = range(start, start + count), (stored.shape[0], count)
     if stored.is_quantized:
         quantized: Callable[[], Array] = lambda: stored.read().column_range(wanted)  # type: ignore[attr-defined] # noqa: E731
@@ -35,7 +35,7 @@ def take_columns(stored: StoredArray, start: int, count: int) -> StoredArray:
 
 
 def zero_rows(stored: StoredArray, count: int) -> StoredArray:
-    """Return `count` rows of zeros of an array's type and width."""
+    """Return `count` rows of zeros with an array's type and width."""
     shape = (count, *stored.shape[1:])
     return StoredArray(shape, lambda: np.zeros_like(stored.read()[:1], shape=shape))
 
@@ -64,14 +64,14 @@ def joined(parts: Sequence[StoredArray], axis: int) -> StoredArray:
 
 
 def by_key_head(array: Array, keys: int, queries: int) -> Array:
-    """Return rows [q | k | v], each of all heads, as those of each key head in turn. queries: heads for a key head."""
+    """Return rows [q | k | v], each of all heads, regrouped by key head. queries: query heads per key head."""
     size = len(array) // (keys * (queries + 2))
     parts = np.split(array, [keys * queries * size, keys * (queries + 1) * size])
     return np.concatenate([part.reshape(keys, -1, *array.shape[1:]) for part in parts], 1).reshape(array.shape)
 
 
 def join_rows(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
-    """Return matrices of the same inputs as one. Raises SourceError where they treat their inputs differently."""
+    """Return matrices with the same inputs as one. Raises SourceError if they treat their inputs differently."""
     first = parts[0]
     for other in parts[1:]:
         same_factors = np.array_equal(_or_one(first.input_factors), _or_one(other.input_factors))
@@ -88,7 +88,7 @@ def join_rows(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
 
 
 def join_columns(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
-    """Return matrices of neighbouring inputs as one. Raises SourceError where these are quantized differently."""
+    """Return matrices of consecutive inputs as one. Raises SourceError if these are quantized differently."""
     first = parts[0]
     if any(part.inputs != first.inputs or part.outer_scale != first.outer_scale for part in parts):
         raise SourceError("ranks scale a layer's inputs differently", fix="write the checkpoint again")

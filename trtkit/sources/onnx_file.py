@@ -1,4 +1,4 @@
-"""Read an ONNX file that nobody has vouched for."""
+"""Reads untrusted ONNX files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read_graph(path: Path) -> onnx.ModelProto:
 
 @reader
 def read_model(path: Path) -> onnx.ModelProto:
-    """Parse `path` with its external data, once every location is known to be safe and complete."""
+    """Parse `path` with its external data, after checking that every location is safe and complete."""
     from onnx import TensorProto
 
     model = read_graph(path)
@@ -67,7 +67,7 @@ def external_files(model: onnx.ModelProto, path: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class _ExternalData:
-    """Where the bytes of one tensor lie."""
+    """The location of a tensor's bytes."""
 
     file: Path
     offset: int
@@ -75,7 +75,7 @@ class _ExternalData:
 
 
 def _external_data(model: onnx.ModelProto, path: Path) -> Iterator[tuple[onnx.TensorProto, _ExternalData]]:
-    """Yield every tensor kept outside the model file, its place checked."""
+    """Yield every tensor stored outside the model file, with its checked location."""
     from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
 
     for tensor in _get_all_tensors(model):
@@ -97,7 +97,7 @@ def _external_data(model: onnx.ModelProto, path: Path) -> Iterator[tuple[onnx.Te
 
 
 def _tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Return the bytes that `tensor`'s shape and type ask for, 0 for a type that TensorRT has not."""
+    """Return the bytes required by `tensor`'s shape and type, 0 for a type that TensorRT lacks."""
     from onnx import TensorProto
 
     dtype = from_onnx(TensorProto.DataType.Name(tensor.data_type))
@@ -105,7 +105,7 @@ def _tensor_bytes(tensor: onnx.TensorProto) -> int:
 
 
 def _inside(folder: Path, location: str, where: str) -> Path:
-    """Return the data file at `location`, which must lie in `folder`."""
+    """Return the data file at `location`, which must be in `folder`."""
     file = folder / location
     if Path(location).is_absolute() or not file.resolve().is_relative_to(folder.resolve()):
         raise SourceError(
@@ -117,7 +117,7 @@ def _inside(folder: Path, location: str, where: str) -> Path:
 
 
 def _texts(message: Message) -> Iterator[object]:
-    """Yield every text of a message but those of weights; protobuf leaves bytes where one is not UTF-8."""
+    """Yield every text of a message except those of weights; protobuf leaves invalid UTF-8 as bytes."""
     for field, value in message.ListFields():
         inner = value if field.is_repeated else (value,)
         if field.type == field.TYPE_STRING:
@@ -127,7 +127,7 @@ def _texts(message: Message) -> Iterator[object]:
 
 
 def metadata_value(path: Path, key: str) -> str | None:
-    """Return what an ONNX file's metadata says under `key`, None if it says nothing."""
+    """Return the value of `key` in an ONNX file's metadata, None if it is absent."""
     return metadata(path).get(key)
 
 
@@ -148,7 +148,7 @@ def metadata(path: Path) -> dict[str, str]:
 
 
 def class_names(text: str) -> tuple[str, ...]:
-    """Return the classes that a Python dict by number names, as Ultralytics writes them; empty for any other text."""
+    """Return the class names in a Python dict by number, as written by Ultralytics; empty for any other text."""
     import ast
 
     try:
@@ -164,7 +164,10 @@ _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 
 
 def _protobuf_fields(file: BinaryIO, number: int) -> Iterator[bytes]:
-    """Yield the values of a field of a message, and skip all other fields. Raises EOFError if the file is not one."""
+    """Yield the values of a message's field, skipping all other fields.
+
+    Raises EOFError if the file is not a message.
+    """
     size = os.fstat(file.fileno()).st_size
     while file.tell() < size:
         key = _varint(file)

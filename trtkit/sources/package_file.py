@@ -22,7 +22,7 @@ SCHEME = "package://"
 def resolve(path: str, requires: str | None = None) -> Path:
     """Return the file that `path` names, without importing its package.
 
-    requires: what pip installs to provide it, named in the error. Raises SourceError if there is no such file.
+    requires: the pip requirements that provide it, named in the error. Raises SourceError if there is no such file.
     """
     if not path.startswith(SCHEME):
         return _existing(Path(path))
@@ -37,13 +37,13 @@ def resolve(path: str, requires: str | None = None) -> Path:
 
 
 def hf_folder(source: Source) -> Path:
-    """Return the folder of a `source.hf`, in a package or not; whoever reads a folder says whether it is there."""
+    """Return the folder of a `source.hf`, in a package or not; readers of the folder check that it exists."""
     assert source.hf is not None
     return resolve(source.hf, source.requires) if source.hf.startswith(SCHEME) else Path(source.hf)
 
 
 def install_line(requires: str | None) -> str:
-    """Return the command that installs what a config requires, quoted for a shell; empty if it requires nothing."""
+    """Return the command that installs a config's requirements, quoted for a shell; empty if there are none."""
     return f"pip install --no-deps {shlex.join(requires.split())}" if requires else ""
 
 
@@ -58,14 +58,14 @@ def _existing(path: Path) -> Path:
 
 
 def add_folder_of(module: str) -> None:
-    """Put the current folder last on sys.path if `module` is not installed, so that a factory there is found."""
+    """Append the current folder to sys.path if `module` is not installed, so that a factory there is found."""
     top, here = module.partition(".")[0], str(Path.cwd())
     if _installed(top) is None and here not in sys.path:
         sys.path.append(here)
 
 
 def find_module(name: str) -> ModuleSpec | None:
-    """Return the spec of `package.module` without importing anything, its packages included; None if not found."""
+    """Return the spec of `package.module` without importing anything, not even its packages; None if not found."""
     top, *rest = name.split(".")
     spec = _installed(top) or PathFinder.find_spec(top, [str(Path.cwd())])
     for part in rest:
@@ -76,7 +76,7 @@ def find_module(name: str) -> ModuleSpec | None:
 
 
 def _installed(top: str) -> ModuleSpec | None:
-    """Return the spec of a top-level module that Python can import as it is."""
+    """Return the spec of a top-level module that Python can import without changes."""
     try:
         return importlib.util.find_spec(top)
     except (ImportError, ValueError):

@@ -1,4 +1,4 @@
-"""Read safetensors files without copying: a header of JSON, then arrays that stay mapped.
+"""Reads safetensors files without copying: a JSON header, followed by arrays that stay mapped.
 
 Format: https://huggingface.co/docs/safetensors, "Format".
 """
@@ -33,9 +33,9 @@ _PICKLES = (".bin", ".pt", ".pth")
 def read_folder(folder: Path) -> tuple[dict[str, StoredArray], tuple[Path, ...]]:
     """Return all arrays of a folder by name, and the files that were read.
 
-    If the folder has both `model.safetensors` and an index, the index is ignored, as transformers does.
-    Raises SourceError for missing shards, an index that its shards contradict, an array that two shards hold, and for
-    a folder of pickles.
+    If the folder has both `model.safetensors` and an index, the index is ignored, as in transformers. Raises
+    SourceError for missing shards, an index that contradicts its shards, an array present in two shards, and for a
+    folder of pickles.
     """
     single, index = folder / _SINGLE, folder / INDEX
     if index.is_file() and not single.is_file():
@@ -51,7 +51,7 @@ def read_folder(folder: Path) -> tuple[dict[str, StoredArray], tuple[Path, ...]]
 
 
 def has_usual_names(folder: Path) -> bool:
-    """Whether the weights are in files of the names that transformers looks for."""
+    """Whether the weights are in files with the names that transformers expects."""
     return (folder / INDEX).is_file() or (folder / _SINGLE).is_file()
 
 
@@ -69,7 +69,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """Return a file's JSON object, empty if there is none to read: whoever needs it says so."""
+    """Return a file's JSON object, empty if it cannot be read; callers that need it report that."""
     try:
         return read_json(path)
     except SourceError:
@@ -96,7 +96,7 @@ def _shards(index: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _check_index(index: Path, weight_map: dict[str, str], by_shard: dict[str, dict[str, StoredArray]]) -> None:
-    """Raise SourceError where the index names an array that its shard lacks."""
+    """Raise SourceError if the index names an array that its shard lacks."""
     lacking = [name for name, shard in weight_map.items() if name not in by_shard[shard]]
     if lacking:
         first, count = lacking[0], len(lacking)
@@ -105,7 +105,7 @@ def _check_index(index: Path, weight_map: dict[str, str], by_shard: dict[str, di
 
 
 def _joined(folder: Path, by_shard: dict[str, dict[str, StoredArray]]) -> dict[str, StoredArray]:
-    """Return the arrays of all shards. Raises SourceError for a name that two of them have."""
+    """Return the arrays of all shards. Raises SourceError for a name that occurs in two of them."""
     shard_of: dict[str, str] = {}
     for shard, arrays in by_shard.items():
         for name in arrays:
@@ -117,7 +117,7 @@ def _joined(folder: Path, by_shard: dict[str, dict[str, StoredArray]]) -> dict[s
 
 
 def _without_safetensors(folder: Path) -> SourceError:
-    """Return the error for a folder that has no safetensors, with the way to make them out of pickles."""
+    """Return the error for a folder without safetensors, with the way to convert pickles."""
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
     if not pickles:
         return SourceError("no safetensors file in the folder", str(folder), "download the model's *.safetensors too")
@@ -134,7 +134,7 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in all_names[:3]) + (", ..." if len(all_names) > 3 else "")
 
 
-# NumPy's name, or ml_dtypes', by the format's own.
+# NumPy's or ml_dtypes' names, by the format's own.
 _TYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -160,7 +160,7 @@ _AGAIN = "copy or download the file again"
 
 @dataclass(frozen=True)
 class _ArraySpan:
-    """An array in a file. offset: from the file's first byte."""
+    """An array in a file. offset: from the start of the file."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -171,7 +171,7 @@ class _ArraySpan:
 def read_safetensors(path: Path) -> dict[str, StoredArray]:
     """Return the arrays of a file by name, mapped into memory.
 
-    Raises SourceError for a file that is truncated, and for a header that is damaged or points outside the file.
+    Raises SourceError for a truncated file, and for a header that is damaged or points outside the file.
     """
     header, data_start = _header(path)
     spans = {name: _place(f"{path}: tensor `{name}`", entry, data_start) for name, entry in header.items()}
@@ -184,9 +184,9 @@ def read_safetensors(path: Path) -> dict[str, StoredArray]:
 
 
 def release(array: Array) -> None:
-    """Give the memory of an array that is mapped from a file back to the system, which reads it again when needed.
+    """Release the memory of an array mapped from a file; the system reads it again when needed.
 
-    Others than whole pages are kept. Does nothing for an array that is not mapped.
+    Only whole pages are released. Does nothing for an array that is not mapped.
     """
     base: Any = array
     while base is not None and not isinstance(base, np.memmap):
@@ -200,7 +200,7 @@ def release(array: Array) -> None:
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """Return the header's entries of tensors, and where their data start."""
+    """Return the header's tensor entries, and the start of the data."""
     header, start = _parsed_header(path)
     return {name: entry for name, entry in header.items() if name != "__metadata__"}, start
 
@@ -227,7 +227,7 @@ def _parsed_header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _place(where: str, entry: Any, data_start: int) -> _ArraySpan:
-    """Return where one tensor lies. Raises SourceError for an entry that contradicts itself."""
+    """Return a tensor's location. Raises SourceError for an inconsistent entry."""
     try:
         type_name, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         is_sound = all(isinstance(number, int) and number >= 0 for number in (begin, end, *shape))
@@ -246,7 +246,7 @@ def _place(where: str, entry: Any, data_start: int) -> _ArraySpan:
 
 
 def _check_ends(path: Path, spans: dict[str, _ArraySpan]) -> None:
-    """Raise SourceError where a tensor reaches beyond the end of the file."""
+    """Raise SourceError if a tensor extends beyond the end of the file."""
     size = path.stat().st_size
     ends = {name: span.offset + math.prod(span.shape) * span.dtype.itemsize for name, span in spans.items()}
     beyond = [name for name, end in ends.items() if end > size]
@@ -256,24 +256,27 @@ def _check_ends(path: Path, spans: dict[str, _ArraySpan]) -> None:
 
 
 def numpy_type(name: str) -> np.dtype[Any]:
-    """Return NumPy's type of a name, or ml_dtypes'."""
+    """Return the type with this name in NumPy or ml_dtypes."""
     import ml_dtypes
 
     return np.dtype(getattr(ml_dtypes, name, None) or name)
 
 
 def _view(memory: Array, span: _ArraySpan) -> Array:
-    """Return an array in the file's memory; a copy only where the file puts it at an address its type cannot have."""
+    """Return an array in the file's memory; a copy only if its address in the file is not aligned for its type."""
     volume = math.prod(span.shape)
     view = np.frombuffer(memory, span.dtype, volume, span.offset) if volume else np.empty(0, span.dtype)
     return np.require(view, requirements="A").reshape(span.shape)
 
 
 def write_safetensors(path: Path, arrays: Mapping[str, StoredArray], report: Callable[[int], None]) -> None:
-    """Write arrays to a file, reading one after another. Each says its type; `report` gets the bytes written so far."""
+    """Write arrays to a file, reading them one at a time.
+
+    Each states its type; `report` gets the bytes written so far.
+    """
     types = {stored: name for name, stored in _TYPES.items()}
     sizes = {name: math.prod(array.shape) * numpy_type(array.dtype).itemsize for name, array in arrays.items()}
-    # Wide types first, so that all are aligned, as the safetensors library does.
+    # Wide types first, so that all are aligned, as in the safetensors library.
     order = sorted(arrays, key=lambda name: (-numpy_type(arrays[name].dtype).itemsize, name))
     header, end = {}, 0
     for name in order:

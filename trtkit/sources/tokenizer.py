@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-# What transformers reads for a tokenizer, and how the model's makers generate.
+# Files that transformers reads for a tokenizer, and the model authors' generation settings.
 _NAMES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -25,16 +25,16 @@ _NAMES = (
 
 
 class TokenizerSource(Protocol):
-    """What can put a model's tokenizer into a folder."""
+    """Something that can write a model's tokenizer to a folder."""
 
     def write(self, folder: Path) -> list[Path]:
-        """Write the files that `transformers.AutoTokenizer` needs; return those written, none if there is none."""
+        """Write the files that `transformers.AutoTokenizer` needs; return those written, empty without a tokenizer."""
         ...
 
 
 @dataclass(frozen=True)
 class CopiedTokenizer:
-    """Tokenizer files that another folder holds."""
+    """Tokenizer files from another folder."""
 
     files: tuple[Path, ...] = ()
 

@@ -1,4 +1,4 @@
-"""ONNX files that Ultralytics exported: their metadata name the task, the size of pictures and the classes."""
+"""ONNX files exported by Ultralytics, whose metadata state the task, the picture size and the classes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _FIRST_PLAIN_CLASSIFIERS = (8, 1)
 
 @dataclass(frozen=True)
 class UltralyticsExport:
-    """What an exported file says. size: (height, width); classes: how many; keypoints: numbers of a pose's keypoints.
+    """Metadata of an exported file. size: (height, width); classes: their number; keypoints: numbers per pose.
 
-    input_name, input_shape, outputs: of the graph; a dimension is a size or a symbol.
-    ends_in_nms: whether the metadata say that the network leaves one box for each object.
+    input_name, input_shape, outputs: of the graph; a dimension is a size or a symbol. ends_in_nms: whether, by the
+    metadata, the network leaves one box per object.
     """
 
     task: str
@@ -48,7 +48,7 @@ class UltralyticsExport:
 
     @property
     def trtkit_task(self) -> Task | None:
-        """How the outputs are read; None for a task that trtkit lacks, and for outputs of another form."""
+        """How the outputs are read; None for a task that trtkit lacks, and for other output layouts."""
         if self.task == "classify":
             return Task(kind="classification") if [len(shape) for shape in self.outputs] == [2] else None
         layout = self._box_layout()
@@ -59,7 +59,7 @@ class UltralyticsExport:
 
     @property
     def preprocess(self) -> Preprocess | None:
-        """How Ultralytics' own predictor makes the input; None if that is not known."""
+        """The preprocessing of Ultralytics' own predictor; None if it is unknown."""
         height, width = self.size
         if self.task in _LETTERBOXED:
             if self.task == "detect" and self.trtkit_task is None:  # RT-DETR, whose pictures are stretched
@@ -72,7 +72,7 @@ class UltralyticsExport:
         return Preprocess(resize=Resize(exact=self.size))
 
     def profiles(self, stated: Sequence[Profile], size: HeightWidth) -> tuple[Profile, ...]:
-        """Return profiles in which every dynamic height and width has a range: its own, or the size of pictures."""
+        """Return profiles in which every dynamic height and width has a range: the stated one, or the picture size."""
         edges = {2: size[0], 3: size[1]}
         missing = {axis: edge for axis, edge in edges.items() if isinstance(self.input_shape[axis], str)}
         if not missing:
@@ -88,7 +88,7 @@ class UltralyticsExport:
         return profile | ranges
 
     def _box_layout(self) -> str | None:
-        """Return the layout of boxes: one row for each, sorted by rank, or one column for each before NMS."""
+        """Return the layout of boxes: one row per box, sorted by rank, or one column per box before NMS."""
         if len(self.outputs) != 1 or len(self.outputs[0]) != 3 or not self.classes:
             return None
         if self.task == "pose" and (self.classes != 1 or not self.keypoints or self.keypoints % 3):
@@ -101,7 +101,7 @@ class UltralyticsExport:
 
 
 def read_export(path: Path) -> UltralyticsExport | None:
-    """Return what Ultralytics wrote into an ONNX file; None for any other file, and one that cannot be read."""
+    """Return the metadata that Ultralytics wrote to an ONNX file; None for other or unreadable files."""
     entries = metadata(path)
     if not entries.keys() >= _KEYS:
         return None
@@ -132,12 +132,12 @@ def _ends_in_nms(entries: Mapping[str, str]) -> bool:
 
 
 def _shape(value: ValueInfoProto) -> tuple[int | str, ...]:
-    """Return the dimensions of an input or output; one that is not known is an empty symbol."""
+    """Return the dimensions of an input or output; an unknown one is an empty symbol."""
     return tuple(dim.dim_value or dim.dim_param for dim in value.type.tensor_type.shape.dim)
 
 
 def _numbers(text: str) -> list[int]:
-    """Return the integers of `[320, 320]` or `320`; none if it is anything else."""
+    """Return the integers of `[320, 320]` or `320`; an empty list for anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""How often a model's answers equal the reference's: top-1 and top-5, or text."""
+"""Agreement of a model's answers with the reference's: top-1 and top-5 classes, detections, or text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trtkit.config.task import Task
     from trtkit.runtime.tasks.boxes import Detections
 
-# Detections near the threshold, or that suppression joins otherwise, may differ.
+# Detections near the threshold, or merged differently by NMS, may differ.
 _DETECTIONS = 0.9
 _TOP = 5
 
@@ -28,10 +28,11 @@ _TOP = 5
 def agreement(
     task: Task | None, onnx: Path, pairs: Sequence[tuple[Arrays, Arrays]], required: float = 1.0
 ) -> Agreement:
-    """Compare the answers in the first output of every (ours, reference) pair. onnx: has the alphabet of a text task.
+    """Compare the answers in the first output of every (ours, reference) pair.
 
-    Without a task, outputs that are plainly a detector's are decoded. required: the share that must be equal, where the
-    task does not say. Raises SourceError if there is no alphabet.
+    onnx: holds the alphabet of a text task. Without a task, outputs that are plainly a detector's are decoded.
+    required: the required share of equal answers if the task does not define one. Raises SourceError if there is no
+    alphabet.
     """
     if task is None:
         return _detections(pairs, min(required, _DETECTIONS))
@@ -55,7 +56,7 @@ def agreement(
 
 
 def _detections(pairs: Sequence[tuple[Arrays, Arrays]], required: float, task: Task | None = None) -> Agreement:
-    """Compare detections by IoU and class; nothing if outputs are not a detector's or detect nothing."""
+    """Compare detections by IoU and class; no agreement if outputs are not a detector's or detect nothing."""
     agreeing, total, counts = 0, 0, []
     for ours, theirs in pairs:
         sides = [_read(side, theirs, task) for side in (ours, theirs)]
@@ -67,7 +68,7 @@ def _detections(pairs: Sequence[tuple[Arrays, Arrays]], required: float, task: T
 
 
 def _read(outputs: Arrays, reference: Arrays, task: Task | None) -> list[Detections]:
-    """Return each image's detections: as the task says, some that score a little less too, or as outputs show."""
+    """Return each image's detections, decoded by the task (with a lower score threshold) or by the outputs' layout."""
     if task is None or task.boxes is None:
         layout = layout_of(reference)
         return read_detections(outputs, layout) if layout else []
@@ -86,7 +87,7 @@ def _classes(outputs: Sequence[tuple[Any, Any]], required: float) -> Agreement:
 
 
 def named(agreed: Agreement, labels: Sequence[str]) -> Agreement:
-    """Return how answers agree with the names of the classes in them; as it is if classes have no names."""
+    """Return the agreement with the names of the classes in its answers; unchanged if classes have no names."""
     names = {
         str(value): labels[value]
         for pair in agreed.answers

@@ -1,4 +1,4 @@
-"""The job that compares the networks in a bundle, which run, with those written from its source, which are verified."""
+"""The job that compares the networks in a bundle, which run, with the verified ones, written from its source."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 def with_networks(
     report: Report, folder: Path | None, context: JobContext, decoder: LayerGraph | None = None
 ) -> Report:
-    """Return a report with the comparison of the networks in the bundle `folder`; it passes only if they are equal.
+    """Return the report with the comparison of the networks in the bundle `folder`; it passes only if they are equal.
 
-    The report as it is stands if this fails. decoder: the layers of its language model, if they have been written.
+    If this fails, the report so far remains valid. decoder: the layers of its language model, if already written.
     """
     if folder is None:
         return report
@@ -54,7 +54,7 @@ def with_networks(
 def compare_networks(
     request: NetworksRequest, context: JobContext, decoder: LayerGraph | None = None
 ) -> BundleNetworks:
-    """Compare each stage's network of each rank. Raises BundleError for files that have changed or cannot be read."""
+    """Compare the network of each stage and rank. Raises BundleError for files that have changed or cannot be read."""
     bundle = open_bundle(request.bundle)
     written = _WrittenNetworks(bundle, decoder)
     ranks = [(stage.name, rank) for stage in bundle.manifest.stages for rank in range(len(stage.networks))]
@@ -66,7 +66,7 @@ def compare_networks(
 
 
 def _compared(bundle: Bundle, written: _WrittenNetworks, stage: str, rank: int) -> BundleNetwork:
-    """Compare one network; that of a stage with plugins is not in the bundle as layers."""
+    """Compare one network; for a stage with plugins the bundle does not hold layers to compare."""
     held = bundle.layers(stage, rank)
     if held is None:
         return BundleNetwork(stage, rank, is_held=False)
@@ -77,9 +77,10 @@ def _compared(bundle: Bundle, written: _WrittenNetworks, stage: str, rank: int) 
 
 
 class _WrittenNetworks:
-    """The layers that a build writes of a bundle's stages: parsed from its ONNX files, or of its source, opened once.
+    """The layers that a build writes for a bundle's stages, parsed from its ONNX files or written from its source.
 
-    decoder_layers: of a decoder of one rank, if they have been written. Raises BundleError if the source has changed.
+    The source is opened once. decoder_layers: those of a single-rank decoder, if already written. Raises BundleError if
+    the source has changed.
     """
 
     def __init__(self, bundle: Bundle, decoder_layers: LayerGraph | None) -> None:
@@ -88,7 +89,7 @@ class _WrittenNetworks:
         self._stages = {stage.name: stage for stage in bundle_stages(bundle)}
 
     def layers(self, name: str, rank: int) -> LayerGraph:
-        """Return the layers of a stage and rank."""
+        """Return the layers of one stage and rank."""
         stage = self._stages[name]
         if stage.writer == "decoder" and self._decoder_layers is not None:
             return self._decoder_layers
@@ -115,14 +116,14 @@ _CHUNK = 64 << 20  # bytes compared at a time
 
 @dataclass(frozen=True)
 class LayerDifference:
-    """The first place where two networks differ. layer: its name; of the network's own inputs and outputs, theirs."""
+    """The first difference between two networks. layer: its name; for a network's inputs and outputs, their names."""
 
     layer: str
     what: str
 
 
 class _Tensors(NamedTuple):
-    """Tensors of a network, by their slots."""
+    """A network's tensors, by slot."""
 
     graph: LayerGraph
     slots: Sequence[int]
@@ -153,7 +154,7 @@ def first_difference(ours: LayerGraph, theirs: LayerGraph) -> LayerDifference | 
 
 
 def _other_layer(ours: LayerGraph, theirs: LayerGraph, one: LayerNode, other: LayerNode) -> LayerDifference:
-    """Return what is wrong where another layer is expected."""
+    """Describe the mismatch if a different layer is expected."""
     if one.name == other.name:
         return LayerDifference(one.name, f"the layer is {one.kind}, expected {other.kind}")
     if other.name not in {node.name for node in ours.nodes}:
@@ -166,7 +167,7 @@ def _other_layer(ours: LayerGraph, theirs: LayerGraph, one: LayerNode, other: La
 def _layers_differ(
     ours: LayerGraph, one: LayerNode, theirs: LayerGraph, other: LayerNode, mapped: MappedFiles
 ) -> str | None:
-    """Return how two layers of one kind and name differ."""
+    """Describe how two layers of the same kind and name differ; None if they are equal."""
     for side in ("inputs", "outputs"):
         tensors = _Tensors(ours, getattr(one, side)), _Tensors(theirs, getattr(other, side))
         if (what := _tensors_differ(side, *tensors)) is not None:
@@ -185,7 +186,7 @@ def _layers_differ(
 
 
 def _tensors_differ(side: str, ours: _Tensors, theirs: _Tensors) -> str | None:
-    """Return how the tensors in two lists of slots differ: their numbers, names, types or shapes."""
+    """Describe how the tensors of two lists of slots differ: in number, name, type or shape."""
     mine, expected = ([_facts(tensors.graph, slot) for slot in tensors.slots] for tensors in (ours, theirs))
     if mine == expected:
         return None if tuple(ours.slots) == tuple(theirs.slots) else f"{side}: other tensors of the same names"
@@ -196,7 +197,7 @@ def _tensors_differ(side: str, ours: _Tensors, theirs: _Tensors) -> str | None:
 
 
 def _facts(graph: LayerGraph, slot: int) -> str:
-    """Return a tensor as text, with all that its spec says."""
+    """Return a tensor's spec as text."""
     if slot == MISSING:
         return "none"
     spec: TensorSpec = graph.spec(slot)
@@ -209,7 +210,7 @@ def _first_name(graph: LayerGraph, slots: Sequence[int]) -> str:
 
 
 def _weights_differ(one: LayerWeights | None, other: LayerWeights | None, mapped: MappedFiles) -> str | None:
-    """Return how two constants differ."""
+    """Describe how two constants differ."""
     if one is None or other is None:
         return "missing" if one is None else "added"
     if (one.dtype, one.count) != (other.dtype, other.count):
@@ -222,6 +223,6 @@ def _weights_differ(one: LayerWeights | None, other: LayerWeights | None, mapped
 
 
 def _different_bytes(one: Bytes, other: Bytes) -> int:
-    """Return how many bytes differ of two arrays of one size."""
+    """Count the bytes that differ between two arrays of the same size."""
     starts = range(0, other.size, _CHUNK)
     return sum(int(np.count_nonzero(one[at : at + _CHUNK] != other[at : at + _CHUNK])) for at in starts)

@@ -1,4 +1,4 @@
-"""Compare results with a reference: as a whole, and by the worst slice of an output."""
+"""Comparison of results with a reference: over a whole output, and over its worst slice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def floor_of(tolerance: float) -> float:
-    """Return the least scale of a slice, of an output whose RMS is 1: the square of the tolerance, 1e-4 to 0.03."""
+    """Return the smallest scale of a slice, for an output with an RMS of 1.
+
+    The square of the tolerance, 1e-4 to 0.03.
+    """
     return min(max(tolerance**2, _LEAST_FLOOR), _MOST_FLOOR)
 
 
@@ -22,9 +25,9 @@ _LEAST_FLOOR, _MOST_FLOOR = 1e-4, 0.03
 
 
 def compare(result: Array, reference: Array, floor: float = floor_of(0.0)) -> Comparison:
-    """Compare two arrays of one shape, in fp64. Infinities and NaNs are equal at the same places only.
+    """Compare two arrays of the same shape in fp64. Infinities and NaNs are equal only at the same positions.
 
-    floor: the least scale of a slice; see `worst_slice`.
+    floor: the smallest scale of a slice; see `worst_slice`.
     """
     if result.shape != reference.shape:
         return _hopeless(f"shape {list(result.shape)} is not the reference's {list(reference.shape)}")
@@ -52,10 +55,10 @@ def compare(result: Array, reference: Array, floor: float = floor_of(0.0)) -> Co
 
 
 def worst(comparisons: list[Comparison]) -> Comparison:
-    """Return the worst of each measure over several comparisons.
+    """Return the worst value of each measure over several comparisons.
 
-    One error over a whole output hides those of small numbers among large ones, as a detector's scores among its
-    boxes.
+    A single error over a whole output would hide errors of small numbers among large ones, such as a detector's scores
+    among its boxes.
     """
     problems = [comparison.problem for comparison in comparisons if comparison.problem]
     slices = [comparison.worst_slice for comparison in comparisons if comparison.worst_slice is not None]
@@ -75,27 +78,28 @@ def _hopeless(problem: str) -> Comparison:
     return Comparison(math.inf, math.inf, math.inf, 0.0, problem)
 
 
-# Slices may be this much farther off than the whole output, within these bounds: one whose answers are gone is off by
-# its own size or more.
+# A slice's error may exceed the whole output's by this factor, within these bounds: a slice whose answers are gone has
+# an error as large as its own values or larger.
 _TIMES, _LEAST, _MOST = 10.0, 0.05, 0.9
 
-# Rows and columns of maps [B, C, H, W] hold the same unit: those with little next to the rest are background.
+# Rows and columns of maps [B, C, H, W] share a unit: those that are small compared with the rest are background.
 _MAP_FLOOR = 0.1
 
 
 def limits_of(tolerance: float, slices: float | None = None) -> ComparisonLimits:
-    """Return the limits that go with an output's tolerance. slices: the config's own, if it has one."""
+    """Return the comparison limits for an output's tolerance. slices: the config's own slice tolerance, if set."""
     usual = min(max(_TIMES * tolerance, _LEAST), _MOST)
     return ComparisonLimits(tolerance, usual if slices is None else slices, floor_of(tolerance))
 
 
 def worst_slice(error: Array, reference: Array, floor: float) -> WorstSlice | None:
-    """Return the slice of any axis but the batch's (0) whose RMS error is largest on its own scale.
+    """Return the slice, along any axis but the batch axis 0, with the largest RMS error relative to its own scale.
 
-    A slice's scale is the RMS of its reference; at least `floor` times the output's RMS (of 1 where that is larger, so
-    that boxes in pixels do not hide scores), and for slices of few elements, whose RMS is small and whose error is
-    large by chance, a multiple of the output's RMS: 4 RMS / (1 + (n / 4)^2). Of maps [B, C, H, W], rows and columns are
-    measured by a tenth of the output's RMS at least. Both: finite, fp64. None for empty arrays and those of one axis.
+    A slice's scale is the RMS of its reference, with a lower bound: `floor` times the output's RMS (times 1 if the RMS
+    is larger, so that boxes in pixels do not hide scores). For slices of few elements, whose RMS is small and whose
+    error is large by chance, the bound is a multiple of the output's RMS: 4 RMS / (1 + (n / 4)^2). For rows and columns
+    of maps [B, C, H, W] it is at least a tenth of the output's RMS. Both arrays: finite, fp64. None for empty arrays
+    and for one axis.
     """
     if reference.ndim < 2 or reference.size == 0:
         return None

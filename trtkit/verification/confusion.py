@@ -1,4 +1,4 @@
-"""Which classes a model takes for which: of classified pictures, and of detected objects."""
+"""Confusion matrices: which classes a model mistakes for which, in classified pictures and in detected objects."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     Corners = tuple[float, float, float, float]
 
 SAME_OBJECT = 0.5
-"""Overlap (IoU) from which a box is of an object; the classes may differ."""
+"""Smallest IoU at which a box matches an object; their classes may differ."""
 
 
 @dataclass(frozen=True)
 class ConfusedPair:
-    """How often a class was taken for another, or for itself. None: no object, of detectors."""
+    """How often a class was predicted as another, or as itself. None, for detectors: no object."""
 
     truth: str | None
     predicted: str | None
@@ -32,9 +32,9 @@ class ConfusedPair:
 
 @dataclass(frozen=True)
 class ClassAccuracy:
-    """One class. recall: the share of its items that are recognized. precision: the share of its predictions.
+    """One class. recall: share of its items that are recognized. precision: share of its predictions that are right.
 
-    None if there are no items, or no predictions.
+    Each is None if there are no items or no predictions.
     """
 
     name: str
@@ -46,18 +46,21 @@ class ClassAccuracy:
 
 @dataclass(frozen=True)
 class Confusion:
-    """A confusion matrix, sparse. pairs: those that occur, the commonest first. min_score: of the boxes that count."""
+    """A sparse confusion matrix.
+
+    pairs: those that occur, most frequent first. min_score: score from which boxes count.
+    """
 
     pairs: tuple[ConfusedPair, ...]
     min_score: float | None = None
 
     @property
     def errors(self) -> tuple[ConfusedPair, ...]:
-        """The pairs of two classes, the commonest first."""
+        """The pairs of two different classes, most frequent first."""
         return tuple(pair for pair in self.pairs if pair.truth != pair.predicted)
 
     def classes(self) -> tuple[ClassAccuracy, ...]:
-        """Return the accuracy of each class, in order of their names."""
+        """Return the accuracy of each class, sorted by name."""
         items, predictions, right = Counter[str](), Counter[str](), Counter[str]()
         for pair in self.pairs:
             if pair.truth is not None:
@@ -79,14 +82,14 @@ class Confusion:
 
 
 def confusion_of(pairs: Iterable[tuple[str | None, str | None]], min_score: float | None = None) -> Confusion:
-    """Return the matrix of (truth, predicted) pairs."""
+    """Return the confusion matrix of (truth, predicted) pairs."""
     counts = Counter(pairs).most_common()
     return Confusion(tuple(ConfusedPair(truth, predicted, count) for (truth, predicted), count in counts), min_score)
 
 
 @dataclass(frozen=True)
 class TrueBox:
-    """An annotated object. is_crowd: an area of many, in which detections are neither right nor wrong, as in COCO."""
+    """An annotated object. is_crowd: a crowd area as in COCO, in which detections count as neither right nor wrong."""
 
     corners: Corners
     name: str
@@ -94,10 +97,10 @@ class TrueBox:
 
 
 def matched_boxes(truth: Sequence[TrueBox], boxes: Iterable[Box]) -> list[tuple[str | None, str | None]]:
-    """Return the (truth, predicted) pairs of one picture: each box takes the free object that it overlaps most.
+    """Return the (truth, predicted) pairs of one picture; each box takes the unmatched object with the largest IoU.
 
-    Boxes of the right class choose before others, and among them the surest first. Objects without a box, and boxes
-    without an object, are paired with None.
+    Boxes of the right class are matched first, then by descending score. Objects without a box, and boxes without an
+    object, are paired with None.
     """
     objects = [item for item in truth if not item.is_crowd]
     crowds = [item for item in truth if item.is_crowd]
@@ -117,7 +120,7 @@ def matched_boxes(truth: Sequence[TrueBox], boxes: Iterable[Box]) -> list[tuple[
 
 
 def _nearest(box: Box, objects: dict[int, TrueBox]) -> int | None:
-    """Return which object a box overlaps most, None if it overlaps none enough."""
+    """Return the index of the object with the largest IoU; None if none overlaps enough."""
     if not objects:
         return None
     overlaps = iou(np.array(box.corners, np.float64), np.array([item.corners for item in objects.values()], np.float64))
@@ -126,7 +129,7 @@ def _nearest(box: Box, objects: dict[int, TrueBox]) -> int | None:
 
 
 def _is_in_crowd(box: Box, crowds: Sequence[TrueBox]) -> bool:
-    """Whether a crowd of the box's class covers half of it."""
+    """Whether a crowd of the box's class covers at least half of the box."""
     x1, y1, x2, y2 = box.corners
     area = max((x2 - x1) * (y2 - y1), 1e-12)
     for crowd in crowds:

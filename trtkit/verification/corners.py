@@ -1,4 +1,4 @@
-"""Shapes to run: every profile's min, opt and max, and random ones between."""
+"""Shapes to run: min, opt and max of every profile, and random ones in between."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def corner_shapes(
     configured: Sequence[Profile],
     random_count: int,
 ) -> Iterator[tuple[str, Shapes]]:
-    """Yield a name and all inputs' shapes for each corner and each of `random_count` shapes inside every profile.
+    """Yield a name and all input shapes for each profile corner and for `random_count` random shapes per profile.
 
-    configured: the profiles as the config has them, whose `multiple_of` random sizes keep to.
+    configured: the profiles as written in the config, whose `multiple_of` random sizes respect.
     """
     static = {spec.name: tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in inputs}
     generator = np.random.default_rng(0)
@@ -50,7 +50,7 @@ def _random(
     units: Mapping[str, int],
     generator: np.random.Generator,
 ) -> Shapes:
-    """Draw a size for each symbol inside every range it is in; equal symbols get equal sizes."""
+    """Draw a size for each symbol within all of its ranges; equal symbols get equal sizes."""
     low: dict[str, int] = {}
     high: dict[str, int] = {}
     for spec in inputs:
@@ -70,7 +70,7 @@ def _random(
 
 
 def _multiples(inputs: Sequence[OnnxTensorSpec], configured: Profile) -> dict[str, int]:
-    """Return the unit of each symbol whose range names one."""
+    """Return the `multiple_of` of each symbol whose range sets one."""
     units = {}
     for spec in inputs:
         for axis, dim in enumerate(spec.shape):

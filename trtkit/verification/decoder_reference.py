@@ -1,4 +1,4 @@
-"""transformers' models, whatever goes into them, with the weights that a language model's network computes with."""
+"""References in transformers for language models of all inputs, with the weights that the network computes with."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 
 Media = Any
-"""Pictures or audio, as a family's reference takes them; None for text."""
+"""Pictures or audio in the form that a family's reference takes; None for text."""
 
 
 class TokensReference(ABC):
-    """A language model of transformers in fp32 on the CPU, whatever goes into it."""
+    """A language model of transformers in fp32 on the CPU, for any kind of input."""
 
     def __init__(self, model: Any, note: str = "") -> None:
         import transformers
@@ -57,7 +57,7 @@ class TokensReference(ABC):
 
     @abstractmethod
     def _inputs(self, ids: Sequence[int], media: Media) -> dict[str, torch.Tensor]:
-        """Return what the whole model takes of a prompt."""
+        """Return the inputs of the whole model for a prompt."""
 
     def logits(self, ids: Sequence[int], media: Media = None) -> torch.Tensor:
         """Return logits [S, V] of one prompt."""
@@ -68,7 +68,7 @@ class TokensReference(ABC):
     def greedy(
         self, prompt: Sequence[int], new_tokens: int, stop: Sequence[int] = (), media: Media = None
     ) -> list[int]:
-        """Return the most likely continuation of one prompt, up to a stop token, by `generate`."""
+        """Return the greedy continuation of one prompt, up to a stop token, by `generate`."""
         inputs = self._inputs(prompt, media)
         with torch.inference_mode():
             sequences = self.model.generate(
@@ -85,11 +85,11 @@ class TokensReference(ABC):
 class TransformersReference(TokensReference):
     """A causal language model.
 
-    Raises SourceError where transformers does not know the model or the weights do not fit it.
+    Raises SourceError if transformers does not know the model or the weights do not fit it.
     """
 
     def __init__(self, opened: DecoderSource, length: int = 0) -> None:
-        """length: the longest sequence of the engine, whose rope factors are then taken at every length."""
+        """length: the engine's longest sequence; its RoPE factors are then used at every length."""
         model = causal_lm(opened, decoder_spec(opened.config, opened.where).unused)
         read = "" if opened.folder is not None else ", with the weights that trtkit read"
         long = ", long rope factors at every length" if _lengthen(model, length) else ""
@@ -103,7 +103,7 @@ class TransformersReference(TokensReference):
 class VisionLanguageReference(TokensReference):
     """A vision-language model with its own image processor. media: pictures.
 
-    Prompts have a placeholder for each soft token. Raises SourceError where transformers cannot load it.
+    Prompts have one placeholder per soft token. Raises SourceError if transformers cannot load the model.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -118,7 +118,7 @@ class VisionLanguageReference(TokensReference):
             raise SourceError(f"transformers cannot read the image processor: {error}", str(folder)) from None
 
     def soft_tokens(self, images: Sequence[Image.Image]) -> torch.Tensor:
-        """Return the vectors [P, D] that the model puts into a prompt, and those of inner layers after them."""
+        """Return the vectors [P, D] that the model inserts into a prompt, followed by those for inner layers."""
         with torch.inference_mode():
             features = self.model.get_image_features(**self._images(images))
         deep = [torch.cat(list(layer)) for layer in getattr(features, "deepstack_features", None) or ()]
@@ -126,7 +126,7 @@ class VisionLanguageReference(TokensReference):
         return torch.cat([tokens, *deep], -1)
 
     def _images(self, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
-        """Return what the model takes of images; Idefics3's processor needs them by prompt."""
+        """Return the model's image inputs; Idefics3's processor takes images grouped by prompt."""
         if not images:
             return {}
         is_tiled, is_cropped = hasattr(self.model.config, "scale_factor"), self.model.config.model_type == "internvl"
@@ -144,12 +144,12 @@ class VisionLanguageReference(TokensReference):
         return inputs
 
 
-# Weights that checkpoints hold and transformers leaves out: a table of T5's first files.
+# Weights that checkpoints hold and transformers ignores: a table in T5's first files.
 _UNUSED = (r"EncDecAttention\.relative_attention_bias\.weight$",)
 
 
 class EncoderDecoderReference(TokensReference):
-    """An encoder-decoder model. media: what its encoder takes."""
+    """An encoder-decoder model. media: the encoder's input."""
 
     def __init__(self, folder: Path, record: EncoderRecord) -> None:
         import transformers
@@ -159,7 +159,7 @@ class EncoderDecoderReference(TokensReference):
         self._input_name = record.input_name
 
     def encoded(self, prompt: EncoderPrompt) -> torch.Tensor:
-        """Return all layers' keys and values of the encoder, [rows, D]."""
+        """Return the encoder's keys and values for all decoder layers, [rows, D]."""
         with torch.inference_mode():
             hidden = self.model.get_encoder()(**self._source(prompt)).last_hidden_state[0]
             return torch.cat([project(hidden) for project in self._projections()])
@@ -167,7 +167,7 @@ class EncoderDecoderReference(TokensReference):
     def greedy(
         self, prompt: Sequence[int], new_tokens: int, stop: Sequence[int] = (), media: Media = None
     ) -> list[int]:
-        """Return the most likely tokens after an answer's first ones; `generate` has rules of its own for speech."""
+        """Return the greedy tokens after an answer's first tokens; for speech, `generate` adds rules of its own."""
         answer: list[int] = []
         while len(answer) < new_tokens:
             token = int(self.logits([*prompt, *answer], media)[-1].argmax())
@@ -183,7 +183,7 @@ class EncoderDecoderReference(TokensReference):
         return {self._input_name: torch.from_numpy(prompt.values[None])}
 
     def _projections(self) -> Iterator[torch.nn.Module]:
-        """Yield each decoder layer's projections of the encoder's keys and values."""
+        """Yield each decoder layer's key and value projections of the encoder's output."""
         decoder = self.model.get_decoder()
         for block in getattr(decoder, "block", ()):
             yield from (block.layer[1].EncDecAttention.k, block.layer[1].EncDecAttention.v)
@@ -192,7 +192,7 @@ class EncoderDecoderReference(TokensReference):
 
 
 def _lengthen(model: Any, length: int) -> bool:
-    """Let LongRoPE take its factors for sequences of `length` at any length; return whether they are the long ones."""
+    """Make LongRoPE use its factors for sequences of `length` at any length; return whether they are the long ones."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     is_long = False
@@ -210,7 +210,10 @@ _SHARD_BYTES = 2**30
 
 @contextmanager
 def folder_with(folder: Path, weights: Mapping[str, Any]) -> Iterator[Path]:
-    """Give a copy of a Hugging Face folder with other weights while it is used. weights: all, by name; made fp32."""
+    """Provide a temporary copy of a Hugging Face folder with other weights.
+
+    weights: all, by name; converted to fp32.
+    """
     with scratch_folder() as temporary:
         for file in folder.glob("*.json"):
             if file.name != INDEX:
@@ -220,7 +223,7 @@ def folder_with(folder: Path, weights: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _write(weights: Mapping[str, Any], folder: Path) -> None:
-    """Write arrays as safetensors in shards of a GiB or so, quantized ones dequantized."""
+    """Write arrays as safetensors in shards of about one GiB, dequantizing quantized ones."""
     from safetensors.numpy import save_file
 
     file_names: dict[str, str] = {}
@@ -237,7 +240,7 @@ def _write(weights: Mapping[str, Any], folder: Path) -> None:
 
 
 class _Replaced(Mapping[str, Any]):
-    """A checkpoint's arrays, some of them others: `names` says under which name those are found in `others`."""
+    """A checkpoint's arrays with some replaced: `names` maps their names to those in `others`."""
 
     def __init__(self, whole: Mapping[str, Any], names: Mapping[str, str], others: Mapping[str, Any]) -> None:
         self._whole, self._names, self._others = whole, names, others
@@ -254,7 +257,7 @@ class _Replaced(Mapping[str, Any]):
 
 @contextmanager
 def wrapped_folder(folder: Path, language: DecoderSource) -> Iterator[Path]:
-    """Give the folder that a vision-language model's reference is loaded from: its language model's weights as given.
+    """Provide the folder that a vision-language model's reference is loaded from, with the language model's weights.
 
     folder: the whole model's. language: the language model as its network was written from.
     """
@@ -273,7 +276,7 @@ def wrapped_folder(folder: Path, language: DecoderSource) -> Iterator[Path]:
 
 @contextmanager
 def hybrid_folder(opened: OpenedHybrid) -> Iterator[Path]:
-    """Give the folder that a hybrid's reference is loaded from: with the weights of its written parts, dequantized."""
+    """Provide the folder that a hybrid's reference is loaded from, with its written parts' weights, dequantized."""
     quantization, source = opened.quantization, opened.source
     if quantization is None or not quantization.layers:
         yield source.folder
@@ -293,7 +296,7 @@ _EXPERT = re.compile(
 
 
 def round_inputs(model: Any, opened: DecoderSource) -> set[Format]:
-    """Put the rounding of inputs before a model's linear layers; return the formats that they are rounded to.
+    """Add input rounding to a model's linear layers; return the formats that inputs are rounded to.
 
     Raises SourceError if transformers cannot round experts' inputs as the network does.
     """
@@ -323,7 +326,10 @@ def _hook(matrix: QuantizedMatrix) -> _Forward:
 
 
 def _rounding(matrix: QuantizedMatrix) -> _Rounding:
-    """Return what rounds a layer's inputs [..., in], its factors before and taken back after."""
+    """Return the rounding of a layer's inputs [..., in].
+
+    Multiplied by their factors before, and divided by them after.
+    """
     inputs = matrix.inputs
     assert inputs is not None
     factors = torch.from_numpy(matrix.input_factors).float() if matrix.input_factors is not None else torch.ones(1)
@@ -331,7 +337,7 @@ def _rounding(matrix: QuantizedMatrix) -> _Rounding:
 
 
 def _round_experts(model: Any, matrices: Mapping[re.Match[str], QuantizedMatrix]) -> None:
-    """Round the inputs of experts, which transformers multiplies by parts of one array, each known by its memory."""
+    """Round the inputs of experts, which transformers multiplies by slices of one array, recognized by their memory."""
     joined = joined_experts(model)
     model.set_experts_implementation("eager")
     by_module: dict[int, dict[int, QuantizedMatrix]] = {}
@@ -359,7 +365,7 @@ def _is_same(first: Array | None, second: Array | None) -> bool:
 
 
 def _rounding_forward(forward: _Forward, rounding: Mapping[int, _Rounding]) -> _Forward:
-    """Return a module's forward that rounds what is multiplied by some matrices. rounding: by their memory."""
+    """Return a module's forward that rounds the inputs of some matrix products. rounding: by the matrix's memory."""
 
     def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         round_input = rounding.get(weight.data_ptr())
@@ -373,7 +379,7 @@ def _rounding_forward(forward: _Forward, rounding: Mapping[int, _Rounding]) -> _
 
 
 def rounded(x: torch.Tensor, inputs: QuantizedInputs) -> torch.Tensor:
-    """Return x [..., in] rounded as `inputs` says."""
+    """Return x [..., in] rounded according to `inputs`."""
     if FORMATS[inputs.format].block:
         return round_blocks(x, inputs.format, inputs.scale)
     largest = FORMATS[inputs.format].largest

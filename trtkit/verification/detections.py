@@ -1,7 +1,7 @@
 """Detections read from a detector's outputs, and how many of them two runs share.
 
-Only outputs that are plainly a detector's are read: boxes and class scores by query (DETR), rows of boxes and scores by
-anchor (YOLO), and rows of corners, score and class (after suppression).
+Only outputs that are plainly a detector's are read: boxes and class scores per query (DETR), rows of boxes and scores
+per anchor (YOLO), and rows of corners, score and class (after suppression).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from trtkit.runtime.tasks.boxes import Layout, Scores
 
 SCORE, MARGIN = 0.25, 0.05
-"""Detections that the other run must have, and how much lower it may score them."""
+"""Score of detections that the other run must also have, and how much lower it may score them."""
 _SAME, _SUPPRESS = 0.5, 0.5
-"""IoU of boxes that are the same object, and of those of one class that non-maximum suppression joins."""
+"""IoU of boxes that are the same object, and IoU at which non-maximum suppression merges boxes of one class."""
 _MOST, _FEWEST_ANCHORS = 300, 50
 _LIMITS = BoxLimits(SCORE - MARGIN, _SUPPRESS, _MOST)
 
 
 def read_detections(outputs: Mapping[str, Array], layout: Layout) -> list[Detections]:
-    """Return the detections of each image. layout: as `layout_of` the reference's outputs says."""
+    """Return the detections of each image. layout: `layout_of` the reference's outputs."""
     arrays = [np.nan_to_num(np.asarray(value, np.float64)) for value in outputs.values()]
     if layout != "queries":
         return [suppress(rows, _LIMITS) for rows in read_rows(arrays[0], layout)]
@@ -36,7 +36,7 @@ def read_detections(outputs: Mapping[str, Array], layout: Layout) -> list[Detect
 
 
 def _of_queries(boxes: Array, logits: Array) -> Detections:
-    """Return the detections of one image's queries, whose scores and boxes may be of either form."""
+    """Return the detections of one image's queries; scores and boxes may have either form."""
     are_corners = bool((boxes[:, 2:] >= boxes[:, :2]).all())
     by_class = probabilities(logits, _scores_of(logits))
     classes = by_class.argmax(-1)
@@ -46,7 +46,7 @@ def _of_queries(boxes: Array, logits: Array) -> Detections:
 
 
 def layout_of(outputs: Mapping[str, Array]) -> Layout | None:
-    """Return how outputs hold detections; None if they are not plainly a detector's."""
+    """Return how outputs encode detections; None if they are not plainly a detector's."""
     shapes = [value.shape for value in outputs.values()]
     if not shapes or any(len(shape) != 3 or 0 in shape for shape in shapes):
         return None
@@ -66,9 +66,9 @@ def layout_of(outputs: Mapping[str, Array]) -> Layout | None:
 
 
 def counted_rows(ours: Array, theirs: Array, floor: float) -> tuple[Array, Array]:
-    """Return the rows [K, F] of suppressed outputs [N, M, F] that either side scores `floor` or more, paired.
+    """Return, in pairs, the rows [K, F] of suppressed outputs [N, M, F] that either side scores at least `floor`.
 
-    Rows below it are the last that a TopK took: near ties there come in any order, or are other boxes altogether.
+    Rows below it are the last that a TopK selected: near ties there come in any order, or are different boxes.
     """
     paired = paired_rows({"rows": ours}, {"rows": theirs})["rows"]
     counts = (paired[..., 4] >= floor) | (theirs[..., 4] >= floor) | ~np.isfinite(paired).all(-1)
@@ -86,9 +86,9 @@ def is_suppressed(rows: Array) -> bool:
 
 
 def shared(ours: Detections, theirs: Detections, min_score: float = SCORE) -> tuple[int, int]:
-    """Return how many detections of both sides the other side has too, and how many there are.
+    """Return how many detections of either side the other side shares, and how many there are.
 
-    min_score: of those that the other must have, where they may score `MARGIN` less.
+    min_score: score of the detections that the other side must have; it may score them lower by `MARGIN`.
     """
     matches = [
         _is_in(int(index), one, other, min_score - MARGIN)
@@ -99,13 +99,16 @@ def shared(ours: Detections, theirs: Detections, min_score: float = SCORE) -> tu
 
 
 def _is_in(index: int, one: Detections, other: Detections, least: float) -> bool:
-    """Whether the other run has a detection that scores `least` or more."""
+    """Whether the other run has the same detection with a score of at least `least`."""
     alike = (other.classes == one.classes[index]) & (other.scores >= least)
     return bool((iou(one.boxes[index], other.boxes[alike]) >= _SAME).any())
 
 
 def _scores_of(logits: Array) -> Scores:
-    """Return how logits [Q, C] become scores: sigmoids, or a softmax whose last class is none, where most are sure."""
+    """Return the form of scores [Q, C].
+
+    Probabilities, sigmoid logits, or softmax logits whose last class is "no object".
+    """
     if ((logits >= 0) & (logits <= 1)).all():
         return "probabilities"
     return "softmax" if np.median(logits.max(-1)) > 0 else "sigmoid"
@@ -116,7 +119,7 @@ def _has_one_box(shapes: list[tuple[int, ...]]) -> bool:
 
 
 def _are_boxes(rows: Array) -> bool:
-    """Whether rows begin with boxes in pixels, whose sizes are not negative, followed by a score."""
+    """Whether rows start with boxes in pixels, of non-negative sizes, followed by a score."""
     return bool((rows[..., 2:4] >= 0).all() and rows[..., :4].max() > 2 and _are_scores(rows[..., 4:5]))
 
 
@@ -124,24 +127,25 @@ def _are_scores(values: Array) -> bool:
     return bool((values >= 0).all() and (values <= 1).all())
 
 
-# Of the tolerance: rows that are farther from each other than this are not the same proposal.
+# In multiples of the tolerance: rows farther apart than this are not the same proposal.
 _FAR = 10.0
 
 
 def paired_rows(ours: Arrays, theirs: Arrays) -> Arrays:
-    """Return `ours` with the rows of every image in the reference's order: [B, Q, ...], the same rows in all outputs.
+    """Return `ours` with each image's rows in the reference's order: [B, Q, ...], the same order in all outputs.
 
-    Each row of the reference takes the nearest that is left. Rows that have no partner show as errors, as they should.
+    Each row of the reference takes the nearest remaining row. Rows without a partner show up as errors, as they should.
     """
     order = [_order(_rows(ours, image), _rows(theirs, image)) for image in range(len(next(iter(ours.values()))))]
     return {name: np.stack([value[image][rows] for image, rows in enumerate(order)]) for name, value in ours.items()}
 
 
 def partners(ours: Arrays, theirs: Arrays, tolerance: float) -> tuple[Arrays, Arrays, float]:
-    """Return paired rows of both sides, one below the other, without those that have no partner; and their share.
+    """Return paired rows of both sides, concatenated, without those that have no partner, and the share of the latter.
 
-    A detector proposes its best places; near the cut-off, scores are so alike that rounding chooses others. Such a row
-    is far from every row of the other side: ten times the tolerance, in the relative distance of all outputs together.
+    A detector proposes its best locations; near the cut-off, scores are so close that rounding selects others. Such a
+    row is far from every row of the other side: more than ten times the tolerance, in the relative distance over all
+    outputs.
     """
     count = len(next(iter(theirs.values())))
     near = np.stack([_is_near(_rows(ours, image), _rows(theirs, image), tolerance) for image in range(count)])
@@ -158,19 +162,19 @@ def _is_near(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any], tolerance
 
 
 def _is_finite(arrays: Arrays, image: int) -> np.ndarray[Any, Any]:
-    """Return which rows of an image hold numbers only, [Q]."""
+    """Return which rows of an image are finite, [Q]."""
     parts = [np.isfinite(value[image]).reshape(value.shape[1], -1).all(axis=1) for value in arrays.values()]
     return np.asarray(np.stack(parts).all(axis=0))
 
 
 def _rows(arrays: Arrays, image: int) -> np.ndarray[Any, Any]:
-    """Return all outputs of an image side by side: [Q, F], each output of unit size."""
+    """Return all outputs of an image concatenated by row: [Q, F], each output scaled to unit size."""
     flat = [np.nan_to_num(value[image].astype(np.float64)).reshape(value.shape[1], -1) for value in arrays.values()]
     return np.concatenate([part / (np.linalg.norm(part) or 1.0) for part in flat], axis=1)
 
 
 def _order(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> list[int]:
-    """Return for each row of the reference the row of ours that it is paired with."""
+    """Return, for each row of the reference, the index of our row that it is paired with."""
     distances = ((theirs**2).sum(1)[:, None] + (ours**2).sum(1)[None] - 2 * theirs @ ours.T).clip(0)
     order = np.full(len(theirs), -1)
     for _ in range(len(theirs)):

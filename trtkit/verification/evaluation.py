@@ -1,4 +1,4 @@
-"""Evaluate a language model: its perplexity on a text, its answers to questions, its distance from another bundle."""
+"""Evaluation of a language model: perplexity on a text, answers to questions, distance from another bundle."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class EvaluationRequest:
     """What to evaluate on.
 
-    text: a UTF-8 file to read. questions: whether to ask 16 short questions whose answers can be checked.
-    windows: how many windows of the text to read, 0 for all. window_tokens: their length, at least 2.
+    text: a UTF-8 file to read. questions: whether to ask 16 short questions with checkable answers. windows: number of
+    windows of the text to read, 0 for all. window_tokens: their length, at least 2.
     """
 
     text: str | None = None
@@ -48,7 +48,7 @@ class EvaluationRequest:
 class Perplexity:
     """exp of the mean negative log-likelihood per token, over windows that are read independently.
 
-    seconds, tokens_per_second: of all models that read the text.
+    seconds, tokens_per_second: of all models that read the text, together.
     """
 
     perplexity: float
@@ -61,9 +61,9 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a model is from another one, on the same windows.
+    """Distance of a model from another one on the same windows.
 
-    perplexity: of the other model. change: of the perplexity, relative to the other's. divergence_nats: mean
+    perplexity: the other model's. change: of the perplexity, relative to the other's. divergence_nats: mean
     Kullback-Leibler divergence of the next-token distribution. same_tokens: share of positions with the same most
     likely token.
     """
@@ -76,7 +76,7 @@ class Distance:
 
 @dataclass(frozen=True)
 class Questions:
-    """The model's answers. compared_right: number of correct answers of the other model; None if there is none."""
+    """The model's answers. compared_right: number of correct answers of the other model; None without another model."""
 
     answers: tuple[Answer, ...]
     compared_right: int | None = None
@@ -95,7 +95,10 @@ class Questions:
 
 @dataclass(frozen=True)
 class Compared:
-    """The other bundle. engine_bytes: size of its engine. own_engine_bytes: size of the evaluated bundle's engine."""
+    """The bundle to compare with.
+
+    engine_bytes: size of its engine. own_engine_bytes: size of the evaluated bundle's engine.
+    """
 
     bundle: str
     engine_bytes: int
@@ -104,9 +107,9 @@ class Compared:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results; None for what was not requested. runtime: what ran the model.
+    """The results; None for whatever was not requested. runtime: what ran the model.
 
-    neurons: how many blocks of active neurons were left out, of a model that reads no others.
+    neurons: counts of the neuron blocks that were skipped, for a model that reads only active ones.
     """
 
     text: str | None
@@ -129,7 +132,7 @@ class Evaluation:
         return data
 
     def __str__(self) -> str:
-        """Return the figures, one on each line."""
+        """Return the figures, one per line."""
         lines = [f"runtime: {self.runtime}"]
         if self.perplexity is not None:
             lines.append(
@@ -147,11 +150,12 @@ class Evaluation:
 def evaluate_bundle(
     bundle: Bundle | Path | str, request: EvaluationRequest, runner: Runner, base: Bundle | Path | str | None = None
 ) -> Evaluation:
-    """Evaluate a language model's bundle; `base` is a bundle to compare it with, such as the one that was quantized.
+    """Evaluate a language model's bundle.
 
-    A bundle whose engine gives only the last token's logits (`llm.logits: last`) is read by the reference executor on
-    the same network. Raises GenerationError for text, bundle or runtime that cannot be used, RequestError for an empty
-    request or two tokenizers.
+    base: a bundle to compare it with, such as the one that it was quantized from. A bundle whose engine returns only
+    the last token's logits (`llm.logits: last`) is run by the reference executor on the same network. Raises
+    GenerationError for a text, bundle or runtime that cannot be used, RequestError for an empty request or for two
+    different tokenizers.
     """
     if request.text is None and not request.questions:
         raise RequestError("nothing to evaluate", "", "give a text for perplexity, or ask the questions")
@@ -179,7 +183,7 @@ def _compared(base: Bundle | Path | str, models: Sequence[TextBundle]) -> Compar
 
 
 def _same_windows(text: str, models: Sequence[TextBundle], request: EvaluationRequest) -> list[list[int]]:
-    """Return the text's windows, which all models must read alike."""
+    """Return the text's windows; all models must tokenize them alike."""
     if request.window_tokens < 2 or request.windows < 0:
         what = f"{request.windows} windows of {request.window_tokens} tokens"
         raise RequestError(what, "windows", "give 0 or more windows of at least 2 tokens")
@@ -191,7 +195,7 @@ def _same_windows(text: str, models: Sequence[TextBundle], request: EvaluationRe
 
 
 def _windows(path: Path, model: TextBundle, size: int) -> list[list[int]]:
-    """Return the text's tokens in windows of `size`; a shorter rest is left out. Raises GenerationError."""
+    """Return the text's tokens in windows of `size`, dropping a shorter remainder. Raises GenerationError."""
     tokenizer = _tokenizer(model)
     try:
         text = path.read_text(encoding="utf-8")
@@ -216,7 +220,7 @@ def _tokenizer(model: TextBundle) -> Tokenizer:
 
 
 def _ask(executions: Sequence[DecoderExecution], models: Sequence[TextBundle], runner: Runner) -> Questions:
-    """Return the first model's answers, and how many of the second's are right."""
+    """Return the first model's answers, and the number of the second's that are right."""
     runner.report(Phase("questions"))
     pairs = zip(executions, models, strict=True)
     answers, *others = [ask(execution, _tokenizer(model)) for execution, model in pairs]
@@ -245,7 +249,7 @@ def _measure(
 
 _NEW_TOKENS = 24
 
-# What small models know; an answer is right where one of the words is in it.
+# Facts that small models know; an answer is right if it contains one of the words.
 QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("What is the capital of France?", ("Paris",)),
     ("What is the capital of Italy?", ("Rome",)),
@@ -276,9 +280,9 @@ class Answer:
 
 
 def ask(execution: DecoderExecution, tokenizer: Tokenizer) -> list[Answer]:
-    """Return greedy answers to all questions, by the tokenizer's chat template if it has one.
+    """Return greedy answers to all questions, using the tokenizer's chat template if it has one.
 
-    A model may read a text nearly as well as before and no longer answer: SmolLM2 with int8 caches does.
+    A model may read a text nearly as well as before and yet fail to answer: SmolLM2 with an int8 KV cache does.
     """
     texts = [_greedy(execution, tokenizer, _prompt(tokenizer, question)) for question, _ in QUESTIONS]
     pairs = zip(QUESTIONS, texts, strict=True)
@@ -286,7 +290,7 @@ def ask(execution: DecoderExecution, tokenizer: Tokenizer) -> list[Answer]:
 
 
 def holds_one_of(text: str, words: Sequence[str]) -> bool:
-    """Whether one of the words is in a text, as a word, in small or capital letters."""
+    """Whether a text contains one of the words, as a whole word, ignoring case."""
     return any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) for word in words)
 
 
@@ -297,7 +301,7 @@ def _prompt(tokenizer: Tokenizer, question: str) -> list[int]:
 
 
 def _greedy(execution: DecoderExecution, tokenizer: Tokenizer, prompt: Sequence[int]) -> str:
-    """Return the most likely continuation, from an empty slot, with the prompt in chunks that the network takes."""
+    """Return the greedy continuation from an empty slot, with the prompt in chunks that the network accepts."""
     size, cached, token, answer = execution.max_prefill_length, 0, 0, list[int]()
     chunks = [list(prompt[start : start + size]) for start in range(0, len(prompt), size)]
     while chunks:

@@ -1,4 +1,7 @@
-"""Find the nodes that need fp32, prove that keeping them there repairs the network, and write it into a config."""
+"""Search for the nodes that need fp32.
+
+Verify that keeping them in fp32 repairs the network, and write them to a config.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ if TYPE_CHECKING:
 
 # Each round keeps the nodes found so far and verifies again.
 _MOST_ROUNDS = 5
-# Without an overflow, this many of the nodes that add most error are kept a round.
+# If nothing overflows, each round keeps this many of the nodes that add the most error.
 _NODES_A_ROUND = 4
 
 
 def repair(config: ModelConfig, report: Report, request: VerifySettings, runner: Runner) -> tuple[ModelConfig, Report]:
-    """Return a config with `keep_fp32` patterns that bring the network into tolerance, and its report.
+    """Return a config whose `keep_fp32` patterns bring the network into tolerance, and its report.
 
-    report: the failed one, with layers. Raises TrtkitError where no pattern tried does.
+    report: the failed one, with layers. Raises TrtkitError if no tried pattern does.
     """
     for _ in range(_MOST_ROUNDS):
         nodes = suspects(report.layers, config)
@@ -50,7 +53,10 @@ def repair(config: ModelConfig, report: Report, request: VerifySettings, runner:
 
 
 def suspects(layers: Sequence[LayerError], config: ModelConfig) -> list[str]:
-    """Return the ONNX nodes to keep in fp32 next: those around values out of range, else those that add most error."""
+    """Return the ONNX nodes to keep in fp32 next.
+
+    Those around out-of-range values, otherwise those that add the most error.
+    """
     low = [layer for layer in layers if layer.dtype == config.precision and layer.node]
     overflowing = [layer for layer in low if not layer.is_finite or layer.headroom_bits[config.precision] < 0]
     if overflowing:
@@ -62,7 +68,7 @@ def suspects(layers: Sequence[LayerError], config: ModelConfig) -> list[str]:
 
 
 def config_yaml(config: ModelConfig) -> str:
-    """Return `config` as YAML: what differs from the defaults."""
+    """Return the values of `config` that differ from the defaults, as YAML."""
     return yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False)
 
 
@@ -71,14 +77,17 @@ def _finite(layer: LayerError) -> float:
 
 
 def _with_readers(overflowing: Sequence[LayerError], layers: Sequence[LayerError]) -> list[LayerError]:
-    """Add the layers that read an overflowing tensor: a tensor leaves fp32 where any of its ends does."""
+    """Add the layers that read an overflowing tensor.
+
+    A tensor leaves fp32 if any of its producers or consumers does.
+    """
     tensors = {layer.tensor for layer in overflowing if layer.headroom_bits["fp16"] < 0 or not layer.is_finite}
     first = [layer for layer in overflowing if layer.headroom_bits["fp16"] < 0] or overflowing[:1]
     return [*first, *(layer for layer in layers if tensors & set(layer.reads))]
 
 
 def _nodes(layers: Sequence[LayerError], config: ModelConfig) -> list[str]:
-    """Return the nodes of layers that are not kept yet, each once; casts are AutoCast's own."""
+    """Return the nodes of layers that are not kept yet, without duplicates; AutoCast's own casts are skipped."""
     kept = set(config.keep_fp32)
     nodes = [layer.node for layer in layers if layer.node and layer.kind != "cast"]
     return [node for node in dict.fromkeys(nodes) if glob.escape(node) not in kept]

@@ -1,4 +1,4 @@
-"""Language models of trtkit for lm-evaluation-harness, which this module needs."""
+"""trtkit's language models as models of lm-evaluation-harness, which this module requires."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]
-    """A bundle as a model of the harness, to pass to `lm_eval.simple_evaluate`.
+    """A bundle as a harness model, to pass to `lm_eval.simple_evaluate`.
 
-    Tokens, special tokens and truncation are those of the harness's own Hugging Face model. llm: with logits of every
-    token. report: told how many requests are done. Raises GenerationError for a bundle without a tokenizer.
+    Tokenization, special tokens and truncation follow the harness's own Hugging Face model. llm: with logits of every
+    token. report: called with the number of finished requests. Raises GenerationError for a bundle without a tokenizer.
     """
 
     def __init__(self, llm: LLM, report: Listener = ignore) -> None:
@@ -37,31 +37,31 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             fix = "build it from a source that has one"
             raise GenerationError("the bundle has no tokenizer", str(llm.frontend.bundle.path), fix)
         self._llm, self._report, self._words = llm, report, llm.tokenizer
-        self.tokenizer = llm.tokenizer.hf  # whose chat template the harness reads
+        self.tokenizer = llm.tokenizer.hf  # the harness reads its chat template
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a text."""
+        """The end-of-text token."""
         return _end_of_text(self._words)
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a text without a context."""
+        """The token before a text that has no context."""
         bos = self._words.bos_token_id
         return self.eot_token_id if bos is None else bos
 
     @property
     def max_length(self) -> int:
-        """Tokens that a token can be predicted from."""
+        """Maximum number of tokens that a token is predicted from."""
         return max_scored(self._llm)
 
     @property
     def tokenizer_name(self) -> str:
-        """What the harness files rendered chats under."""
+        """The name under which the harness caches rendered chats."""
         return str(self._llm.frontend.bundle.manifest.name)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
-        """Return the tokens of a text, with those that the tokenizer puts around it unless they are there."""
+        """Return a text's tokens, with the tokenizer's special tokens unless the text already has them."""
         if add_special_tokens is None:
             bos = self._words.decode([self.prefix_token_id], skip_special_tokens=False)
             add_special_tokens = not string.startswith(bos)
@@ -78,7 +78,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return scored
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], **_: object) -> list[float]:
-        """Return the log-likelihood of each whole text, in windows that each token is in once."""
+        """Return the log-likelihood of each whole text, in windows that cover each token once."""
         windows = [self._windows(request.args[0]) for request in requests]
         likelihoods = iter(self._scored([window for text in windows for window in text], "loglikelihood_rolling"))
         return [sum(next(likelihoods)[0] for _ in text) for text in windows]
@@ -101,13 +101,13 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return [(result.log, result.is_greedy) for result in scored]
 
     def _windows(self, text: str) -> list[ScoredContinuation]:
-        """Return a text in pieces, each token predicted once from as many as fit."""
+        """Return a text in windows; each token is predicted once, from as much context as fits."""
         options = {"prefix_token": self.prefix_token_id, "max_seq_len": self.max_length, "context_len": 1}
         pieces = get_rolling_token_windows(token_list=self.tok_encode(text), **options)
         return [ScoredContinuation(*make_disjoint_window(piece)) for piece in pieces]
 
     def _counted(self, name: str, total: int) -> Callable[[], None]:
-        """Return what tells that one more request is done."""
+        """Return a callback that reports one more finished request."""
         done = 0
 
         def count() -> None:
@@ -119,7 +119,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
 
 def _end_of_text(words: Tokenizer) -> int:
-    """Return the token that the tokenizer names, else the model's."""
+    """Return the tokenizer's end-of-text token, otherwise the model's."""
     token_id = words.hf.eos_token_id
     if token_id is None and not words.eos_token_ids:
         raise GenerationError("neither tokenizer nor model names a token that ends a text", "eos_token_id")
@@ -127,11 +127,11 @@ def _end_of_text(words: Tokenizer) -> int:
 
 
 MAX_NEW_TOKENS = 256
-"""Of an answer whose task does not say."""
+"""Length limit of an answer whose task does not set one."""
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _FILTERS = ("top_k", "top_p", "min_p", "repetition_penalty")
 _WORDS = {"until", "do_sample", "temperature", *_LENGTHS, *_FILTERS}
-# Tokens are fed, so that each one's likelihood is known; the answer itself is not used.
+# Prompt tokens are scored, which gives each one's likelihood; the generated token is not used.
 _SCORED = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, ignore_eos=True)
 
 
@@ -145,7 +145,10 @@ class ScoredContinuation:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Of a continuation. log: natural logarithm, summed over its tokens. is_greedy: each token is the likeliest."""
+    """Score of a continuation.
+
+    log: sum of its tokens' natural log-likelihoods. is_greedy: every token is the most likely.
+    """
 
     log: float
     is_greedy: bool
@@ -160,7 +163,10 @@ class Question:
 
 
 def max_scored(llm: LLM) -> int:
-    """Return how many tokens one may be predicted from: one less than a slot holds, since it is fed too."""
+    """Return how many tokens one may be predicted from.
+
+    A slot's capacity less one, since the scored token is fed too.
+    """
     return _length(llm) - 1
 
 
@@ -169,10 +175,10 @@ def _length(llm: LLM) -> int:
 
 
 def score(llm: LLM, continuations: Sequence[ScoredContinuation], done: Done = lambda: None) -> list[Likelihood]:
-    """Return the likelihood of each continuation. Contexts that are too long lose their beginning.
+    """Return the likelihood of each continuation. Contexts that are too long are truncated on the left.
 
-    done: called as each is known. Raises RequestError for a continuation that is empty or longer than a slot holds,
-    and for an engine without logits of every token.
+    done: called for each result. Raises RequestError for a continuation that is empty or exceeds a slot, and for an
+    engine without logits of every token.
     """
     for index, continuation in enumerate(continuations):
         if not continuation.context or not 1 <= len(continuation.tokens) < _length(llm):
@@ -197,7 +203,7 @@ def score(llm: LLM, continuations: Sequence[ScoredContinuation], done: Done = la
 
 
 def answer(llm: LLM, questions: Sequence[Question], done: Done = lambda: None) -> list[str]:
-    """Return the answer to each question. Prompts that leave no room for it lose their beginning."""
+    """Return the answer to each question. Prompts that leave too little room for it are truncated on the left."""
     prompts = []
     for index, question in enumerate(questions):
         room = max_scored(llm) - question.params.max_tokens  # as the harness counts
@@ -214,9 +220,9 @@ def answer(llm: LLM, questions: Sequence[Question], done: Done = lambda: None) -
 
 
 def answer_params(keys: Mapping[str, object], seed: int) -> SamplingParams:
-    """Return how a task's `generation_kwargs` draw an answer: greedy unless they sample. seed: of what is drawn.
+    """Return the sampling parameters of a task's `generation_kwargs`: greedy unless they sample. seed: of sampling.
 
-    Raises RequestError for keys that trtkit does not know.
+    Raises RequestError for unknown keys.
     """
     unknown = sorted(set(keys) - _WORDS)
     if unknown:

@@ -1,4 +1,4 @@
-"""The whole model in torch: what a hybrid is compared with, its parts at the modules that they represent."""
+"""The whole model in torch as a hybrid's reference, with its parts read at the modules that they correspond to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class HybridReference:
-    """The model that `HybridSpec.reference` makes, in fp32 on the CPU."""
+    """The model that `HybridSpec.reference` builds, in fp32 on the CPU."""
 
     def __init__(self, opened: OpenedHybrid) -> None:
         self._spec, self._outputs = opened.spec, opened.output_names
@@ -46,7 +46,7 @@ class HybridReference:
         return {name: output.numpy() for name, output in zip(self._outputs, outputs, strict=True)}
 
     def part_outputs(self, inputs: Mapping[str, Array]) -> Arrays:
-        """Return, by `part.output`, what the modules give that ports name as their reference."""
+        """Return, by `part.output`, the outputs of the modules that ports name as their reference."""
         ports = {name: port.reference for name, port in self._spec.output_ports().items() if port.reference}
         outputs: Arrays = {}
         handles = [self._hook(path, name, outputs) for name, path in ports.items()]
@@ -58,7 +58,7 @@ class HybridReference:
         return outputs
 
     def _hook(self, path: str, name: str, outputs: Arrays) -> Any:
-        """Note a module's output under `name` when it runs. path: `a.b`, or `a.b:1` for the second output."""
+        """Record a module's output under `name` when it runs. path: `a.b`, or `a.b:1` for the second output."""
         where, _, index = path.partition(":")
         whole = getattr(self.module, "model", self.module)
         try:
@@ -73,7 +73,7 @@ class HybridReference:
 
 
 def _tensors(output: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in what a module returned, in order."""
+    """Yield the tensors in a module's return value, in order."""
     if hasattr(output, "to_tuple"):
         output = output.to_tuple()
     if isinstance(output, tuple | list):
@@ -84,5 +84,5 @@ def _tensors(output: Any) -> Iterator[torch.Tensor]:
 
 
 def _widened(array: Array) -> Array:
-    """Return floats in fp32."""
+    """Return floating-point arrays as fp32."""
     return array.astype(np.float32) if array.dtype.kind not in "iub" else array

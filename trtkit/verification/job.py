@@ -1,4 +1,4 @@
-"""The job that verifies: reference executor on the very network that TensorRT builds, against a reference."""
+"""The verification job: the reference executor on the very network that TensorRT builds, compared with a reference."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def verify(request: VerifyRequest, context: JobContext) -> Report:
-    """Compare a model with its reference, then the networks of the bundle that it is in, if it is in one."""
+    """Compare a model with its reference, then, for a bundle, its own networks with the verified ones."""
     return with_networks(_verify(request, context), request.bundle, context)
 
 
@@ -85,7 +85,7 @@ def _verify(request: VerifyRequest, context: JobContext) -> Report:
 
 
 def _engine(verifier: Verifier, samples: list[Sample]) -> EngineOutputs | None:
-    """Where there is a GPU, run the engine itself and compare it with the reference executor; None elsewhere."""
+    """Run the engine itself and compare it with the reference executor; None without a GPU."""
     engine = verifier.engine()
     if engine is None:
         return None
@@ -101,7 +101,7 @@ def _engine(verifier: Verifier, samples: list[Sample]) -> EngineOutputs | None:
 def _compare_samples(
     verifier: Verifier, samples: list[Sample], report: Listener
 ) -> tuple[dict[str, Output], Agreement, list[tuple[Arrays, Arrays]]]:
-    """Run every sample both ways; return the worst comparison of each output, how answers agree, and all outputs."""
+    """Run every sample both ways; return each output's worst comparison, the answers' agreement, and all outputs."""
     report(Phase("compare outputs"))
     comparisons: dict[str, list[Comparison]] = {}
     pairs, all_outputs = [], []
@@ -125,7 +125,7 @@ def _output(compared: Comparison, spread: float | None, limits: ComparisonLimits
 
 
 def _corners(verifier: Verifier, real: Sample | None, report: Listener) -> list[Corner]:
-    """Run the corners of every profile, on the sample where it is real data, else on random data."""
+    """Run the corners of every profile, on the sample if it is real data, otherwise on random data."""
     options = verifier.config.verify
     aliases = {} if verifier.subject.onnx is None else aliases_of_file(verifier.subject.onnx)
     configured = with_first_names(verifier.config.profiles, aliases)
@@ -146,7 +146,7 @@ def _corners(verifier: Verifier, real: Sample | None, report: Listener) -> list[
 
 
 def _corner(verifier: Verifier, sample: Sample, shapes: Shapes) -> Corner:
-    """Run one corner; a network that cannot compute it is a finding, not a fault of ours."""
+    """Run one corner; a network that cannot compute it is a finding, not an internal error."""
     try:
         ours, theirs = verifier.comparable(*verifier.run(sample))
     except ExecutionError as error:
@@ -158,6 +158,6 @@ def _corner(verifier: Verifier, sample: Sample, shapes: Shapes) -> Corner:
 
 
 def corner(name: str, shapes: Shapes, compared: Comparison, limits: ComparisonLimits) -> Corner:
-    """Return what a report has of a corner's comparison."""
+    """Return a corner's comparison as a report holds it."""
     error, passed = compared.relative_rms_error, compared.is_within(limits)
     return Corner(name, shapes, passed, error, compared.worst_slice, compared.problem)

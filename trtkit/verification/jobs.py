@@ -1,4 +1,4 @@
-"""The jobs of verification, one for each interface that a model has, with what they take."""
+"""The verification jobs, one per model interface, and their requests."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from trtkit.verification.report import BundleNetworks, Report
 class VerifySettings:
     """What to verify on.
 
-    inputs: files or folders, the config's own when empty; for an LLM, text files with a prompt a line; for one that
-        takes images, image files.
-    against: "onnxruntime" or "torch". text: a file for an LLM's perplexity.
-    trust_source: whether to run the factory that a bundle names; a config's always runs, since a config is code.
+    inputs: files or folders; if empty, the config's own. For an LLM they are text files with one prompt per line; for a
+    model that takes images, image files. against: "onnxruntime" or "torch". text: a file for an LLM's perplexity.
+    trust_source: whether to run the factory that a bundle names; a config's own factory always runs, since a config is
+    code.
     """
 
     inputs: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class VerifySettings:
         return replace(self, inputs=inputs, text=self.text and str(Path(self.text).resolve()))
 
     def wants_layers(self, *, passed: bool) -> bool:
-        """Whether layers are compared: asked for, or not asked about and something is wrong."""
+        """Whether to compare layers: as requested; by default only if verification failed."""
         return not passed if self.layers is None else self.layers
 
 
@@ -45,11 +45,11 @@ class VerifySettings:
 class VerifyRequest:
     """A model to compare with its reference.
 
-    stages: as they were prepared. profiles: of the model's own inputs.
-    quantized: the checkpoint that was made of the config's source. images: of a vision-language model. encoder: of an
-    encoder-decoder model. traits: what images need of the language model.
-    engines: to compare on a GPU. digests: of the source files at the build of a bundle; None if the source has
-    just been read. labels: names of classes. bundle: whose own networks are compared with the written ones, too.
+    stages: as prepared. profiles: of the model's own inputs. quantized: the checkpoint quantized from the config's
+    source. images: of a vision-language model. encoder: of an encoder-decoder model. traits: requirements of images on
+    the language model. engines: to compare on a GPU. digests: of the source files when a bundle was built; None if the
+    source has just been read. labels: class names. bundle: the bundle whose own networks are also compared with the
+    verified ones.
     """
 
     config: ModelConfig
@@ -68,7 +68,7 @@ class VerifyRequest:
 
     @property
     def trusts_source(self) -> bool:
-        """Whether the factory of the source may run: a config's always may."""
+        """Whether the source's factory may run: a config's always may."""
         return self.request.trust_source or self.digests is None
 
 

@@ -1,4 +1,7 @@
-"""Each tensor's error and range: the network in its own precision compared with the same network widened."""
+"""Error and range of each tensor.
+
+The network in its own precision compared with the same network in wider precision.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ _WIDE_BYTES = 8
 
 @dataclass(frozen=True)
 class LayerName:
-    """The layer that makes a tensor."""
+    """The layer that produces a tensor."""
 
     layer: str
     kind: str
@@ -49,10 +52,10 @@ def layer_errors(
     inputs: Mapping[str, Any],
     reference: TensorsByName = lambda _: {},
 ) -> list[LayerError]:
-    """Run a network widened and as it is on the same inputs; compare every float tensor with elements, in order.
+    """Run a network widened and as it is on the same inputs; compare every nonempty float tensor, in order.
 
-    Networks of fp16 and bf16 widen to fp32, those of fp32 to fp64. In as many passes as it takes for the widened
-    tensors of one to stay within a GiB. reference: returns tensors of these names from elsewhere.
+    Networks in fp16 and bf16 are widened to fp32, those in fp32 to fp64. Runs in as many passes as keep the widened
+    tensors of each within one GiB. reference: returns tensors of these names from another source.
     """
     names = makers(layers)
     widen = "fp32" if any(name.dtype in {"fp16", "bf16"} for name in names.values()) else "fp64"
@@ -78,7 +81,7 @@ def layer_errors(
 
 
 def passes(sizes: Mapping[str, int], limit: int) -> Iterator[set[str]]:
-    """Yield tensors in order, in groups of at most `limit` bytes together; one that is larger is alone."""
+    """Yield tensors in order, in groups of at most `limit` bytes; a larger tensor gets a group of its own."""
     group: set[str] = set()
     held = 0
     for name, size in sizes.items():
@@ -92,7 +95,7 @@ def passes(sizes: Mapping[str, int], limit: int) -> Iterator[set[str]]:
 
 
 def makers(layers: LayerGraph) -> dict[str, LayerName]:
-    """Map each tensor to its layer; the parser notes the ONNX node as `[ONNX Layer: name]`."""
+    """Map each tensor to its layer; the parser records the ONNX node as `[ONNX Layer: name]`."""
     makers = {}
     for node in layers.nodes:
         onnx = str(node.attributes.get("metadata", "")).removeprefix("[ONNX Layer: ").removesuffix("]")
@@ -103,14 +106,14 @@ def makers(layers: LayerGraph) -> dict[str, LayerName]:
 
 
 def widened(inputs: Mapping[str, Any], widen: str) -> dict[str, torch.Tensor]:
-    """Return float inputs in the type that the widened network takes."""
+    """Return the inputs, with float ones in the type of the widened network."""
     dtype = torch.float64 if widen == "fp64" else torch.float32
     tensors = {name: to_tensor(value, name) for name, value in inputs.items()}
     return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
 def measure(name: LayerName, tensor: str, value: torch.Tensor, wide: torch.Tensor, reference: Any) -> LayerError:
-    """Compare one tensor with its widened self."""
+    """Compare a tensor with its widened counterpart."""
     value, wide = (array.detach().to(torch.float64) for array in (value, wide))  # fp8 has few operations of its own
     magnitude = wide.abs()
     finite = magnitude[torch.isfinite(magnitude)]
@@ -134,7 +137,7 @@ def measure(name: LayerName, tensor: str, value: torch.Tensor, wide: torch.Tenso
 
 
 def _relative_rms(value: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return `||a-b|| / ||b||` in fp64, as `compare` does; infinite where `a` is not finite and `b` is."""
+    """Return `||a-b|| / ||b||` in fp64, as `compare` does; infinite if `a` is not finite where `b` is."""
     if value.shape != reference.shape:
         return math.inf
     a, b = value.detach().to(torch.float64).flatten(), reference.detach().to(torch.float64).flatten()
@@ -147,7 +150,7 @@ def _relative_rms(value: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def _headroom_bits(limit: float, largest: float) -> float:
-    """Return how often `largest` can double within `limit`."""
+    """Return log2 of the factor by which `largest` can grow within `limit`."""
     return round(math.log2(limit / largest), 2)
 
 

@@ -1,4 +1,7 @@
-"""Logits, or soft tokens, against the reference's: each position and each entry on its own scale; clear choices."""
+"""Comparison of logits, or soft tokens, with the reference's.
+
+Per position and entry on its own scale, and clear choices.
+"""
 
 from __future__ import annotations
 
@@ -33,44 +36,44 @@ if TYPE_CHECKING:
     from trtkit.verification.report import ComparisonLimits
     from trtkit.verification.stepper import Prompt
 
-# Two best logits that are this share of the tolerance apart, of the RMS of all, are a clear choice. Of 29 right tiny
-# networks in fp16 and 26 in bf16, none then chooses another token at more than 1 % of its clear positions.
+# A choice is clear if the two best logits differ by this share of the tolerance, times the RMS of all. Of 29 correct
+# tiny networks in fp16 and 26 in bf16, none chooses another token at more than 1 % of its clear positions.
 CLEAR_SHARE = 0.4
 _NEW_TOKENS = 4
 
 
 def compare_rows(ours: torch.Tensor, theirs: torch.Tensor, limits: ComparisonLimits) -> Comparison:
-    """Compare rows [S, V] of one prompt: a position is a slice of axis 1, as after a batch of 1."""
+    """Compare one prompt's rows [S, V]: with a batch axis of 1 added, a position is a slice of axis 1."""
     return compare(to_array(ours.float())[None], to_array(theirs.float())[None], limits.floor)
 
 
 class RowsCompared:
-    """The comparisons of all prompts so far: logits, or soft tokens."""
+    """Comparisons of all prompts so far: of logits or soft tokens."""
 
     def __init__(self, limits: ComparisonLimits) -> None:
         self._limits, self._comparisons, self._spreads = limits, list[Comparison](), list[float]()
 
     def add(self, ours: torch.Tensor, theirs: torch.Tensor) -> None:
-        """Take rows [S, V] of a prompt and the reference's."""
+        """Add a prompt's rows [S, V] and the reference's."""
         self._comparisons.append(compare_rows(ours, theirs, self._limits))
         moved = spread(list(to_array(theirs.float())))
         self._spreads += [] if moved is None else [moved]
 
     def output(self) -> Output:
-        """Return the worst of all, and the smallest difference between positions."""
+        """Return the worst comparison, and the smallest difference between positions."""
         compared = worst(self._comparisons)
         spread = max(self._spreads, default=None)
         return Output(**vars(compared), passed=compared.is_within(self._limits), spread=spread)
 
 
 class ChoicesCompared:
-    """Which token is the best, of all positions so far where the reference's choice is clear."""
+    """Agreement of the most likely token, over all positions so far at which the reference's choice is clear."""
 
     def __init__(self, limits: ComparisonLimits) -> None:
         self._tolerance, self._equal, self._clear = limits.tolerance, 0, 0
 
     def add(self, ours: torch.Tensor, theirs: torch.Tensor) -> None:
-        """Take logits [S, V] of a prompt and the reference's."""
+        """Add a prompt's logits [S, V] and the reference's."""
         best = theirs.topk(2).values
         is_clear = best[:, 0] - best[:, 1] > CLEAR_SHARE * self._tolerance * theirs.square().mean().sqrt()
         self._equal += int((ours.argmax(-1) == theirs.argmax(-1))[is_clear].sum())
@@ -78,7 +81,7 @@ class ChoicesCompared:
 
     @property
     def agreement(self) -> float:
-        """The share of clear positions where both choose the same token; 1 if there are none."""
+        """Share of clear positions at which both choose the same token; 1 if there are none."""
         return self._equal / self._clear if self._clear else 1.0
 
 
@@ -89,12 +92,12 @@ def compare_engine(
     limits: ComparisonLimits,
     report: Listener,
 ) -> EngineOutputs | None:
-    """Compare the engine's logits with its network's; None if there is no engine or no GPU.
+    """Compare the engine's logits with its network's; None without an engine or a GPU.
 
-    Engines of several ranks run together only, which `trtkit generate` does; they are not compared here.
+    Engines of several ranks run only together, as `trtkit generate` runs them, and are not compared here.
 
-    Both are given the same tokens: prompts in chunks that the engine takes, then the reference's own next tokens.
-    write: returns the network.
+    Both get the same tokens: prompts in chunks that the engine accepts, then the reference's own next tokens. write:
+    returns the network.
     """
     device = devices.find_device_for(request.backend)
     if not request.engines or device is None or grid_of(request.config) != SINGLE:
@@ -120,7 +123,7 @@ def _engine(backend: Backend, request: VerifyRequest, network: DecoderNetwork, d
 
 
 def _logits(ours: Stepper, theirs: Stepper, prompt: Prompt, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield logits [S, V] of both, of each chunk of a prompt and each token after it."""
+    """Yield both logits [S, V] of each prompt chunk and of each token after it."""
     ids, soft = prompt
     for stepper in (ours, theirs):
         stepper.reset(1, [soft])

@@ -25,9 +25,9 @@ _CHUNK = 64
 
 
 def windows(path: Path, opened: DecoderSource, options: LlmOptions) -> list[list[int]]:
-    """Return the text's tokens in windows of 512, eight at most, each evaluated on its own.
+    """Return the text's tokens in windows of 512, at most eight, each evaluated independently.
 
-    Raises SourceError where the file cannot be read or has too few tokens.
+    Raises SourceError if the file cannot be read or has too few tokens.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -48,10 +48,10 @@ def mean_loss(logits: torch.Tensor, ids: Sequence[int]) -> float:
 
 @dataclass(frozen=True)
 class WindowRead:
-    """One window by one model or two. losses: each model's mean negative log-likelihood of a token.
+    """One window, read by one or two models. losses: each model's mean negative log-likelihood per token.
 
-    divergence: of the first's next-token distributions from the second's, mean Kullback-Leibler in nats. same: the
-    share of tokens whose likeliest next one is the same.
+    divergence: mean Kullback-Leibler divergence, in nats, of the first model's next-token distributions from the
+    second's. same: share of tokens with the same most likely next token.
     """
 
     losses: list[float]
@@ -60,10 +60,11 @@ class WindowRead:
 
 
 def read_window(executions: Sequence[DecoderExecution], ids: Sequence[int]) -> WindowRead:
-    """Read a window by all models in step, from empty slots.
+    """Read a window with all models in step, from empty slots.
 
-    Only a few tokens' logits are held at once: those of a window and a large vocabulary take gigabytes. Models that
-    read active neurons only read one token at a time, as when they generate: of several, they read all neurons.
+    Only a few tokens' logits are held at a time: a whole window's take gigabytes for a large vocabulary. A model that
+    reads only active neurons reads one token at a time, as it does when it generates; with several models, they read
+    all neurons.
     """
     size = min(_CHUNK, *(execution.max_prefill_length for execution in executions))
     size = 1 if any(execution.calls.neurons is not None for execution in executions) else size

@@ -1,4 +1,4 @@
-"""The pictures that a model is verified on, with the boxes that a detector and its reference draw on them."""
+"""The pictures that a model is verified on, with the boxes drawn by a detector and by its reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.tasks.answers import Box
 
 _MOST, _MOST_BOXES = 24, 100
-"""Pictures of a report, and boxes of one of them."""
+"""Limits on pictures per report and boxes per picture."""
 
 
 def compared_pictures(
@@ -32,7 +32,7 @@ def compared_pictures(
     outputs: Sequence[tuple[Arrays, Arrays]],
     labels: Sequence[str],
 ) -> tuple[ComparedPicture, ...]:
-    """Return the pictures among the samples. outputs: ours and the reference's, for each sample."""
+    """Return the pictures among the samples. outputs: ours and the reference's, per sample."""
     if config.preprocess is None:
         return ()
     files = sample_pictures(paths or config.verify.inputs, config)
@@ -53,7 +53,7 @@ def compared_pictures(
 
 
 def _named(boxes: Sequence[Box], labels: Sequence[str]) -> tuple[Box, ...]:
-    """Return the surest boxes with the names of their classes, as far as those have any."""
+    """Return the highest-scoring boxes with the names of their classes, if those have names."""
     return tuple(
         replace(box, label=labels[box.class_id]) if 0 <= box.class_id < len(labels) else box
         for box in boxes[:_MOST_BOXES]

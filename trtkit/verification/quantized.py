@@ -1,4 +1,4 @@
-"""Quantized vision models: what they may lose, what they were quantized from, and on which data."""
+"""Quantized vision models: the loss that they may have, what they were quantized from, and on which data."""
 
 from __future__ import annotations
 
@@ -31,20 +31,23 @@ if TYPE_CHECKING:
     from trtkit.verification.report import Comparison
 
 AGREEMENT = 0.5
-"""Share of equal answers: near misses are many, and some data is few; what is plainly wrong has fewer."""
+"""Required share of equal answers.
+
+Low, as near misses are common and data is scarce; a plainly wrong model has fewer.
+"""
 
 
 _LOSS_TIMES, _LOSS_MORE = 2.0, 0.05
-"""Rounding in another order may double a loss; a wrong scale costs more."""
+"""Rounding in a different order may double a loss; a wrong scale costs more."""
 
 
 @dataclass(frozen=True)
 class QuantizedSource:
     """A source with Q/DQ nodes, judged like a model that the config's own `quantize` quantizes.
 
-    config: with the options that the file was quantized with, or those that its nodes look like. float_config: reads
-    the float model; None if it cannot be compared. digests: of the float model's files. float_problem: why it is not
-    compared, in words that follow a reference's description; empty if there was none to compare.
+    config: with the options that the file was quantized with, or that its nodes suggest. float_config: reads the float
+    model; None if it cannot be compared. digests: of the float model's files. float_problem: why it is not compared, as
+    text that follows a reference's description; empty if there is no float model.
     """
 
     config: ModelConfig
@@ -54,16 +57,16 @@ class QuantizedSource:
 
 
 def quantized_source(config: ModelConfig, graph: onnx.ModelProto, *, trusts_source: bool) -> QuantizedSource | None:
-    """Return what is known of a source that is quantized itself; None if it is not, or the config quantizes it.
+    """Describe a source that is itself quantized; None if it is not, or if the config quantizes it.
 
-    trusts_source: whether the user lets a factory run that the file's record names: the record is data.
+    trusts_source: whether the user permits running a factory named in the file's record, since the record is data.
     """
     method = likely_method(graph)
     if config.quantize is not None or not method:
         return None
     noted = None if config.source.onnx is None else read_float_model(_path(config))
     if noted is None or noted.config.quantize is None:
-        # Weights alone are rounded once and for all: every runtime computes the same from them.
+        # Quantized weights are rounded once, ahead of time: every runtime computes the same from them.
         options = QuantizeOptions.model_validate({"method": method}) if METHODS[method].rounds_inputs else None
         return QuantizedSource(config.model_copy(update={"quantize": options}))
     known = config.model_copy(update={"quantize": noted.config.quantize})
@@ -76,7 +79,7 @@ def quantized_source(config: ModelConfig, graph: onnx.ModelProto, *, trusts_sour
 
 
 def _path(config: ModelConfig) -> Path:
-    """Return where a config's ONNX file is, or was."""
+    """Return the path where a config's ONNX file is, or was."""
     assert config.source.onnx is not None
     try:
         return package_file.resolve(config.source.onnx, config.source.requires)
@@ -86,7 +89,7 @@ def _path(config: ModelConfig) -> Path:
 
 @dataclass(frozen=True)
 class StoredReference:
-    """The quantized file itself, which the network is compared with in addition to the float model."""
+    """The quantized file itself as a reference, in addition to the float model."""
 
     reference: Reference
     tolerance: float
@@ -95,9 +98,9 @@ class StoredReference:
 def stored_reference(
     config: ModelConfig, quantized: ModelConfig, tolerance: float, origin: NetworkOrigin
 ) -> StoredReference | None:
-    """Return the quantized file of a config as a reference; None if it has changed or is gone.
+    """Return a config's quantized file as a reference; None if it has changed or is gone.
 
-    quantized: the config with the file's options. tolerance: of a network that is not quantized.
+    quantized: the config with the file's options. tolerance: that of a network that is not quantized.
     """
     assert quantized.quantize is not None
     if unusable(config.source, origin)[0]:
@@ -108,9 +111,9 @@ def stored_reference(
 
 
 def check_loss(config: ModelConfig, recorded: float | None, outputs: Iterable[Comparison]) -> QuantizationLoss | None:
-    """Compare the loss on the calibration data with the one that was measured when the model was quantized.
+    """Compare the loss on the calibration data with the loss measured when the model was quantized.
 
-    recorded: the latter; None if it was not. outputs: on the calibration data.
+    recorded: the latter; None if it was not measured. outputs: on the calibration data.
     """
     if recorded is None or config.verify.max_relative_rms_error is not None:
         return None
@@ -120,14 +123,17 @@ def check_loss(config: ModelConfig, recorded: float | None, outputs: Iterable[Co
 
 
 def quantized_tolerance(config: ModelConfig) -> float:
-    """Return the relative RMS error that quantizing a vision model may cost; 0 where the config does not, or says."""
+    """Return the relative RMS error that quantizing a vision model may add; 0 if not quantized or set by the config."""
     if config.quantize is None or config.verify.max_relative_rms_error is not None:
         return 0.0
     return tolerance_of(config.quantize.method)
 
 
 def hybrid_tolerance(config: ModelConfig, quantization: HybridQuantization | None) -> float:
-    """Return what quantizing a hybrid may cost on top of its written parts' rounded weights, as in the reference."""
+    """Return the error that quantizing a hybrid may add on top of its written parts' rounded weights.
+
+    The reference rounds those weights too.
+    """
     if quantization is None or config.verify.max_relative_rms_error is not None:
         return 0.0
     parsed = [choice.options.method for choice in quantization.choices.values() if isinstance(choice.part, OnnxPart)]
@@ -136,7 +142,7 @@ def hybrid_tolerance(config: ModelConfig, quantization: HybridQuantization | Non
 
 
 def has_calibration(config: ModelConfig) -> bool:
-    """Whether the model was quantized on data that is still there."""
+    """Whether the data that the model was quantized on is still available."""
     if config.quantize is None or config.quantize.calibration.data is None:
         return False
     try:
@@ -147,5 +153,5 @@ def has_calibration(config: ModelConfig) -> bool:
 
 
 def calibration_samples(config: ModelConfig, inputs: Sequence[OnnxTensorSpec]) -> list[Sample]:
-    """Return the samples that a model was quantized on, none if it was not or they are gone. Raises TrtkitError."""
+    """Return the samples that a model was quantized on; an empty list if none are available. Raises TrtkitError."""
     return read_calibration(OnnxQuantization.of(config), inputs) if has_calibration(config) else []

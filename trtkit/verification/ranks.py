@@ -1,4 +1,4 @@
-"""All ranks of a language model in one process, and how what they hold alike differs from what one rank computes."""
+"""All ranks of a language model in one process, and how their replicated tensors differ from those of a single rank."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from trtkit.verification.layers import LayerName
     from trtkit.verification.report import LayerError
 
-# What every rank of a stage holds: residual sums and norms. Norms inside attention are of a rank's own heads.
+# Tensors that every rank of a stage holds: residual sums and norms. Norms inside attention cover a rank's own heads.
 _ALIKE = re.compile(r"layers\.\d+/([^/]+|\w+_norm/[^/]+)$|(embedding|embedding_norm|final_norm)/[^/]+$")
 _REDUCED = ("/all_reduce", "/reduce_scatter")
-# What ranks hold of all tokens even if they share those between blocks: the final norm is of the tokens with logits.
+# Tensors that ranks hold for all tokens even if tokens are split between blocks: the final norm, of those with logits.
 _OF_ALL_TOKENS = ("final_norm/",)
 
 
@@ -46,18 +46,18 @@ class RankNetworks:
     networks: tuple[DecoderNetwork, ...]
 
     def members(self) -> list[Rank]:
-        """Return every rank's place in its stage: threads of this process."""
+        """Return every rank's place in its stage; the ranks are threads of this process."""
         groups = [ThreadGroup(self.grid.stage_ranks) for _ in range(self.grid.pipeline)]
         positions = (divmod(rank, self.grid.stage_ranks) for rank in range(self.grid.ranks))
         return [groups[stage].member(number) for stage, number in positions]
 
     def stages(self) -> Iterator[range]:
-        """Yield the ranks of each stage."""
+        """Yield each stage's ranks."""
         yield from map(self.grid.stage_members, range(0, self.grid.ranks, self.grid.stage_ranks))
 
 
 class RankedDecoder:
-    """Runs calls on all ranks, those of a stage as threads; the reference executor computes."""
+    """Runs calls on all ranks with the reference executor, the ranks of a stage as threads."""
 
     def __init__(self, ranks: RankNetworks, slots: int) -> None:
         self._ranks = ranks
@@ -68,15 +68,15 @@ class RankedDecoder:
         self.row_tokens, self.max_length = min(each.row_tokens for each in self.decoders), first.max_length
 
     def forward(self, call: Call) -> torch.Tensor:
-        """Run new tokens; return the first rank's fp32 logits [R, V], or [R, S, V] of all tokens."""
+        """Run new tokens; return the first rank's fp32 logits: [R, V], or [R, S, V] of all tokens."""
         return self._through_stages(call, ReferenceDecoder.forward)
 
     def forward_packed(self, packed: PackedCall) -> torch.Tensor:
-        """Run slots that decode and slots that read prompts at once; return the first rank's fp32 logits [N, V]."""
+        """Run decoding slots and prompt chunks in one call; return the first rank's fp32 logits [N, V]."""
         return self._through_stages(packed, ReferenceDecoder.forward_packed)
 
     def _through_stages(self, call: AnyCall, run: Callable[[ReferenceDecoder, AnyCall], torch.Tensor]) -> torch.Tensor:
-        """Run a call on each stage, whose first rank's result the next one reads; return the last stage's."""
+        """Run a call through the stages, each reading the previous stage's first rank; return the last result."""
         for stage in self._ranks.stages():
             with ThreadPoolExecutor(len(stage)) as pool:
                 outputs = list(pool.map(lambda rank, call=call: run(self.decoders[rank], call), stage))
@@ -88,14 +88,14 @@ class RankedDecoder:
 def rank_networks(
     backend: Backend, opened: OpenedDecoder, logits: Literal["all", "last"] | None = None
 ) -> RankNetworks:
-    """Return the networks that a build writes for all ranks; `logits` changes what they give."""
+    """Return the networks that a build writes for all ranks; `logits` selects which logits they return."""
     grid = grid_of(opened.config)
     networks = (decoder_network(backend, replace(opened, rank=rank), logits) for rank in range(grid.ranks))
     return RankNetworks(grid, tuple(networks))
 
 
 def single(opened: OpenedDecoder) -> OpenedDecoder:
-    """Return the same model as one rank computes it, with calls of the same kind."""
+    """Return the same model for a single rank, with the same kinds of calls."""
     calls = "packed" if opened.is_packed else "separate"
     llm = llm_options(opened.config).model_copy(update={"batching": calls})
     config = opened.config.model_copy(update={"parallel": None, "llm": llm})
@@ -105,16 +105,17 @@ def single(opened: OpenedDecoder) -> OpenedDecoder:
 def reference_decoder(
     backend: Backend, opened: OpenedDecoder, slots: int, logits: Literal["all", "last"] | None = None
 ) -> ReferenceDecoder | RankedDecoder:
-    """Return what computes the networks that a build writes: one rank's, or all of them together."""
+    """Return an executor of the networks that a build writes, for one rank or for all of them together."""
     if grid_of(opened.config) == SINGLE:
         return ReferenceDecoder(decoder_network(backend, opened, logits), slots)
     return RankedDecoder(rank_networks(backend, opened, logits), slots)
 
 
 def rank_errors(ranks: RankNetworks, whole: DecoderNetwork, call: Call) -> list[LayerError]:
-    """Compare what every rank of a stage should hold alike with the network of one rank, widened, in execution order.
+    """Compare the tensors that a stage's ranks replicate with the widened single-rank network's, in execution order.
 
-    Of ranks that differ, the worst one counts. The sum of the ranks' products is compared with the product of one.
+    Among ranks that differ, the worst one counts. The sum of the ranks' partial products is compared with the whole
+    product.
     """
     names = makers(whole.layers)
     inputs = ReferenceDecoder(whole, len(call.starts)).inputs(call)
@@ -136,7 +137,7 @@ def rank_errors(ranks: RankNetworks, whole: DecoderNetwork, call: Call) -> list[
 
 
 def _joined(results: Sequence[dict[str, torch.Tensor]], tokens: int) -> list[dict[str, torch.Tensor]]:
-    """Return tensors of which each rank has its share of the tokens as those of all `tokens`."""
+    """Return tensors of which each rank has a share of the tokens, joined to those of all `tokens`."""
     rows = -(-tokens // len(results))
     alike = (name for name in results[0] if not name.startswith(_OF_ALL_TOKENS))
     shared = [name for name in alike if results[0][name].shape[:1] == (rows,)]
@@ -145,7 +146,7 @@ def _joined(results: Sequence[dict[str, torch.Tensor]], tokens: int) -> list[dic
 
 
 def _rank_tensors(ranks: RankNetworks) -> list[str]:
-    """Return the tensors of numbers that ranks hold alike; positions are for each one's heads."""
+    """Return the float tensors that ranks hold alike; positions differ by heads."""
     names: dict[str, LayerName] = {}
     for network in ranks.networks:
         names |= makers(network.layers)
@@ -154,7 +155,7 @@ def _rank_tensors(ranks: RankNetworks) -> list[str]:
 
 
 def _counterpart(name: str, names: Mapping[str, LayerName]) -> str:
-    """Return what one rank's network calls the same tensor; empty if it has none."""
+    """Return the name of the same tensor in the single-rank network; empty if it has none."""
     summed = name.rpartition("/")[0] if name.endswith(_REDUCED) else name
     candidates = [f"{summed}/matmul", f"{summed.rpartition('/')[0]}/gather"] if name != summed else [name]
     return next((candidate for candidate in candidates if candidate in names), "")

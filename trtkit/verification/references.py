@@ -1,4 +1,4 @@
-"""References that nobody here wrote: ONNX Runtime on the source model and its inner tensors, PyTorch on the module."""
+"""Third-party references: ONNX Runtime on the source model and its inner tensors, PyTorch on the source module."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRUST_FIX = "add it if you trust whoever made the bundle"
 
 
 class Reference(Protocol):
-    """Something that computes the model's outputs. description: what it is, for the report."""
+    """A reference implementation of the model. description: its name in the report."""
 
     description: str
 
@@ -40,10 +40,11 @@ class Reference(Protocol):
 
 @dataclass
 class OnnxRuntimeReference:
-    """ONNX Runtime on CPU. Inputs are converted to the types that the model takes. form: of ops that it lacks.
+    """ONNX Runtime on the CPU. Inputs are converted to the types that the model takes. form: of ops that it lacks.
 
-    A model with Q/DQ nodes runs without fusion: they would become integer kernels, and some are fused wrongly.
-    fixed_inputs: values of inputs that are constants in the engine. inside: tensors to return in place of the outputs.
+    A model with Q/DQ nodes runs without fusion, which would turn them into integer kernels, some of them wrongly.
+    fixed_inputs: values of inputs that are constants in the engine. inside: inner tensors to return instead of the
+    outputs.
     """
 
     path: Path
@@ -75,7 +76,7 @@ class OnnxRuntimeReference:
 
 
 def _returning(path: Path, names: Sequence[str]) -> onnx.ModelProto:
-    """Return a model with tensors inside it as its outputs."""
+    """Return the model with inner tensors as its outputs."""
     import onnx
 
     model = onnx_file.read_model(path)
@@ -91,7 +92,7 @@ def _filled(value: Any, shape: Sequence[int]) -> Array:
 
 @dataclass
 class TorchReference:
-    """The source module in eager PyTorch on CPU, in fp32."""
+    """The source module in eager PyTorch on the CPU, in fp32."""
 
     module: Any
     input_names: Sequence[str]
@@ -111,12 +112,12 @@ class TorchReference:
 
 @dataclass(frozen=True)
 class NetworkOrigin:
-    """What a network was made from.
+    """Where a network came from.
 
-    onnx: the network's own ONNX file, the reference of last resort. outputs: the network's, in order.
-    digests: the source files' SHA-256 at the build of a bundle, None if the source has just been read.
-    trusts_source: whether a factory that the config names may be run. A bundle is data: its user has to say so.
-    are_inside: whether `outputs` are tensors inside the ONNX file, as the rows before NMS.
+    onnx: the network's own ONNX file, the fallback reference. outputs: the network's, in order. digests: the source
+    files' SHA-256 at the build of a bundle, None if the source has just been read. trusts_source: whether a factory
+    that the config names may run; a bundle is data, so its user must allow it. are_inside: whether `outputs` are inner
+    tensors of the ONNX file, such as the rows before NMS.
     """
 
     onnx: Path
@@ -127,10 +128,10 @@ class NetworkOrigin:
 
 
 def choose_reference(config: ModelConfig, against: str | None, origin: NetworkOrigin) -> Reference:
-    """Return the model's reference: by default what the source itself runs in.
+    """Return the model's reference: by default the source in its own framework.
 
-    against: "onnxruntime" or "torch", or None for the default. A source that is gone or is another one than the
-    bundle was built from gives way to the network's own ONNX file, and the description says so. Raises SourceError
+    against: "onnxruntime" or "torch", or None for the default. If the source is gone or differs from the one that the
+    bundle was built from, the network's own ONNX file is used instead, and the description says so. Raises SourceError
     if `torch` is requested and there is no module.
     """
     source = config.source
@@ -153,14 +154,14 @@ def choose_reference(config: ModelConfig, against: str | None, origin: NetworkOr
 
 
 def source_reference(config: ModelConfig) -> OnnxRuntimeReference:
-    """Return ONNX Runtime on a config's own ONNX file."""
+    """Return ONNX Runtime on the config's own ONNX file."""
     assert config.source.onnx is not None
     path = package_file.resolve(config.source.onnx, config.source.requires)
     return OnnxRuntimeReference(path, f"ONNX Runtime on {path.name}", _other(config), fixed_inputs=config.fixed_inputs)
 
 
 def unusable(source: Source, origin: NetworkOrigin) -> tuple[str, str]:
-    """Return why the source is not a reference and what to do about it, empty if it is one."""
+    """Return why the source cannot be a reference, and how to fix it; empty if it can."""
     if source.torch is not None and not origin.trusts_source:
         return factory_withheld(source.torch.factory), TRUST_FIX
     change = source_change(source, origin.digests)
@@ -168,17 +169,17 @@ def unusable(source: Source, origin: NetworkOrigin) -> tuple[str, str]:
 
 
 def factory_withheld(factory: str) -> str:
-    """Return in words that the factory of a bundle's source was not run."""
+    """Return a text stating that the factory of a bundle's source was not run."""
     return f"the bundle's source is code, `{factory}`, which only `--trust-source` runs"
 
 
 def _other(config: ModelConfig) -> str:
-    """Return a form of ops that sample that is not the one which is built: two ways that fail differently."""
+    """Return another form of sampling ops than the one that is built, so that the two fail differently."""
     return GRID_SAMPLE if config.custom_ops.form == GATHER else GATHER
 
 
 def source_change(source: Source, digests: Sequence[str] | None) -> str:
-    """Return in words how the source differs from what a bundle was built from, empty if it does not."""
+    """Describe how the source differs from the one that a bundle was built from; empty if it does not."""
     if digests is None:
         return ""
     try:
@@ -189,22 +190,22 @@ def source_change(source: Source, digests: Sequence[str] | None) -> str:
 
 
 def _widened(array: Array) -> Array:
-    """Return floats in fp32."""
+    """Return floating-point arrays as fp32."""
     return array.astype(np.float32) if array.dtype.kind not in "iub" else array
 
 
 def _numpy_type(name: str) -> str:
-    """Return NumPy's name for ONNX Runtime's `tensor(float)`."""
+    """Return the NumPy name of an ONNX Runtime type such as `tensor(float)`."""
     inner = name.removeprefix("tensor(").removesuffix(")")
     return {"float": "float32", "double": "float64", "float16": "float16"}.get(inner, inner)
 
 
-# A model with more weights than this is not held a second time only to see its inside.
+# A model with more weights than this is not loaded a second time only for its inner tensors.
 _LARGEST_BYTES = 1 << 30
 
 
 def onnx_runtime_tensors(path: Path, inputs: Mapping[str, Array], wanted: set[str]) -> dict[str, Array]:
-    """Run `path` with the requested float tensors as outputs; empty if ONNX Runtime cannot."""
+    """Run `path` with the requested float tensors as outputs; empty if ONNX Runtime refuses."""
     import onnx
 
     if path.stat().st_size > _LARGEST_BYTES:

@@ -1,4 +1,4 @@
-"""What a verification says of a model: one report for every interface, with its JSON form."""
+"""The verification report, shared by all model interfaces, and its JSON form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtkit.pages import HasPage
 from trtkit.runtime.tasks.answers import Box
 
 VERSION = 1
-"""Of the report's JSON form."""
+"""Version of the report's JSON form."""
 _NOTES = {
     "unreal",
     "layers_problem",
@@ -32,7 +32,7 @@ BatchRows = Literal["independent", "mixed"]
 
 
 class Check(Protocol):
-    """What a report passes only with."""
+    """A check that must pass for the report to pass."""
 
     @property
     def passed(self) -> bool:
@@ -41,7 +41,7 @@ class Check(Protocol):
 
 @dataclass(frozen=True)
 class ComparisonLimits:
-    """What a comparison may show.
+    """Limits that a comparison must meet.
 
     tolerance: the relative RMS error of an output. slices: that of its worst slice. floor: see `slices.worst_slice`.
     """
@@ -53,7 +53,7 @@ class ComparisonLimits:
 
 @dataclass(frozen=True)
 class WorstSlice:
-    """One index of one axis. relative_rms_error: over the slice, on its own scale (see `slices.worst_slice`)."""
+    """One index of an axis. relative_rms_error: over the slice, on its own scale (see `slices.worst_slice`)."""
 
     axis: int
     index: int
@@ -62,13 +62,12 @@ class WorstSlice:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far a result is from its reference.
+    """Difference between a result and its reference.
 
-    relative_rms_error: `||a-b|| / ||b||`, where b is all zeros the RMS of a; infinite where one is finite and the
-        other is not, or shapes differ.
-    max_rel_error: largest `|a-b| / |b|` where b is not 0. cosine: cosine similarity.
-    worst_slice: the channel, query or position that is farthest off; None for outputs of one axis.
-    equal_nans: NaNs at the same places on both sides, which count as equal. values: how many values there are.
+    relative_rms_error: `||a-b|| / ||b||`, or the RMS of a if b is all zeros; infinite if only one of them is finite, or
+    if shapes differ. max_rel_error: largest `|a-b| / |b|` where b is not 0. cosine: cosine similarity. worst_slice: the
+    channel, query or position with the largest error; None for outputs of one axis. equal_nans: number of NaNs at the
+    same positions on both sides, which count as equal. values: number of values.
     """
 
     relative_rms_error: float
@@ -81,14 +80,14 @@ class Comparison:
     values: int = 0
 
     def is_within(self, limits: ComparisonLimits) -> bool:
-        """Whether the whole and its worst slice are near enough."""
+        """Whether the whole output and its worst slice are within the limits."""
         slices = 0.0 if self.worst_slice is None else self.worst_slice.relative_rms_error
         return self.relative_rms_error <= limits.tolerance and slices <= limits.slices
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output(Comparison):
-    """An output of the model. spread: how far the reference's moves between inputs, None if that is not known."""
+    """An output of the model. spread: how much the reference's output varies between inputs, None if unknown."""
 
     passed: bool
     spread: float | None
@@ -96,7 +95,7 @@ class Output(Comparison):
 
 @dataclass(frozen=True, kw_only=True)
 class PartOutput(Comparison):
-    """The output of a part of the model, with all that comes before it. module: the reference's."""
+    """The output of a part of the model, computed with everything before it. module: the reference's module."""
 
     name: str
     module: str
@@ -105,7 +104,7 @@ class PartOutput(Comparison):
 
 @dataclass(frozen=True)
 class Corner:
-    """A run at the shapes of a profile's corner, or in chunks or slots. relative_rms_error: infinite if it failed."""
+    """A run at the shapes of a profile corner, or in chunks or slots. relative_rms_error: infinite if it failed."""
 
     name: str
     shapes: dict[str, tuple[int, ...]]
@@ -117,10 +116,10 @@ class Corner:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How answers agree. measure: `top-1`, `text`, `greedy text`, `detections`, or empty if there is none.
+    """Agreement of answers. measure: `top-1`, `text`, `greedy text`, `detections`, or empty if there is none.
 
-    agreement: share of equal answers. answers: ours and the reference's, one pair an item. names: of the classes in
-    the answers, by their numbers; empty if they have no names.
+    agreement: share of equal answers. answers: pairs of ours and the reference's, one per item. names: of the classes
+    in the answers, by number; empty if they have no names.
     """
 
     measure: str = ""
@@ -147,7 +146,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class CountedRows:
-    """Boxes of a network that ends in a selection of its own. rows: that score `floor` or more, in all runs."""
+    """Boxes of a network that ends in its own selection. rows: those that score at least `floor`, over all runs."""
 
     rows: int
     runs: int
@@ -156,7 +155,10 @@ class CountedRows:
 
 @dataclass(frozen=True)
 class Suppression:
-    """NMS inside the network, replayed on the rows that it read. boxes: selected in all runs. problem: the first."""
+    """NMS inside the network, replayed on the rows that it read.
+
+    boxes: selected over all runs. problem: the first one.
+    """
 
     boxes: int
     runs: int
@@ -174,7 +176,7 @@ class EngineOutputs:
 
 @dataclass(frozen=True)
 class StoredOutputs:
-    """Outputs against those of the quantized file itself. reference: what ran it. tolerance: as the report's."""
+    """Outputs compared with those of the quantized file itself. reference: what ran it. tolerance: the report's."""
 
     reference: str
     tolerance: float
@@ -208,28 +210,26 @@ class PerplexityCheck:
 
 @dataclass(frozen=True)
 class Neurons:
-    """Blocks of neurons of all layers and calls, if steps read active ones only; missed ones were active, not read."""
+    """Neuron blocks of all layers and calls, if steps read only active ones; missed blocks were active but not read."""
 
     active: int
     read: int
     missed: int
 
     def __str__(self) -> str:
-        """Return the counts as people read them."""
+        """Return the counts as text for users."""
         return f"{self.active} active blocks, {self.read} read, {self.missed} missed"
 
 
 @dataclass(frozen=True)
 class LayerError:
-    """One tensor. Ranges are of the widened network.
+    """Error and range of one tensor. Ranges are those of the widened network.
 
-    node: the ONNX node that the layer came from, empty for layers that the parser added.
-    reads: the tensors that the layer reads.
-    relative_rms_error: against the widened network.
-    reference_error: of the widened network against ONNX Runtime's tensor of that name, None if there is none.
-    headroom_bits: by type, how often the largest value could double before it overflows; negative is an overflow. For a
-        tensor of zeros, how often the type's smallest value could.
-    flushed: by type, the share of nonzero values that would become zero.
+    node: the ONNX node that the layer came from, empty for layers that the parser added. reads: the tensors that the
+    layer reads. relative_rms_error: against the widened network. reference_error: of the widened network against ONNX
+    Runtime's tensor of the same name, None if there is none. headroom_bits: by type, how often the largest value could
+    double before it overflows; negative means overflow. For a tensor of zeros it is computed from the type's smallest
+    value. flushed: by type, the share of nonzero values that would become zero.
     """
 
     layer: str
@@ -249,9 +249,9 @@ class LayerError:
 
 @dataclass(frozen=True)
 class BundleNetwork:
-    """A network in a bundle, which runs, against the one written from the source, which is verified.
+    """A network in a bundle, which runs, compared with the one written from the source, which is verified.
 
-    is_held: whether the bundle holds its layers; not those of a network with plugins, which only TensorRT runs.
+    is_held: whether the bundle holds its layers, which it does not for a network with plugins, run by TensorRT only.
     layer: the first that differs; empty if all are equal. difference: what differs.
     """
 
@@ -263,7 +263,7 @@ class BundleNetwork:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is known to differ."""
+        """Whether no difference was found."""
         return not self.difference
 
 
@@ -276,7 +276,7 @@ class BundleNetworks:
 
 @dataclass(frozen=True)
 class ComparedPicture:
-    """A picture that a model was verified on. boxes, reference_boxes: the surest, if it is a detector."""
+    """A picture that a model was verified on. boxes, reference_boxes: those with the highest scores, for a detector."""
 
     name: str
     path: str
@@ -286,7 +286,7 @@ class ComparedPicture:
 
 @dataclass(frozen=True)
 class Repair:
-    """What `trtkit verify --fix` wrote. config: the file. keep_fp32: patterns of the nodes kept in fp32."""
+    """The result of `trtkit verify --fix`. config: the file written. keep_fp32: patterns of the nodes kept in fp32."""
 
     config: str
     keep_fp32: tuple[str, ...]
@@ -294,23 +294,20 @@ class Repair:
 
 @dataclass(frozen=True)
 class Report(HasPage):
-    """The result of a verification. What does not apply to a model is None or empty.
+    """The result of a verification. Whatever does not apply to a model is None or empty.
 
-    tolerance: the largest relative RMS error of an output. slice_tolerance: that of its worst slice.
-    hollow: outputs whose PASS is inconclusive. parts: of a hybrid. rows: of unordered outputs.
-    counted: of outputs that are boxes after a selection, of which only those that score enough are compared.
-    nms: of a network that contains NMS; its `outputs` here are the rows before it.
-    source_precision: the type that the tolerance follows from because the source itself rounds to it; empty if it is
-    `precision`. method: how the model was quantized. stored: of a quantized file whose reference is its float model.
-    loss: of a model that was compared on its calibration data.
-    engine: if one ran on a GPU. batch_rows: whether each row of axis 0 has the same outputs as alone, so that requests
-    may share a batch; None if axis 0 is static.
-    top_1_agreement: of logits, for tokens whose best two candidates are clearly apart.
-    neurons: how many blocks of active neurons were left out, if a network reads no others.
-    layers: empty unless they were compared. unreal: why random inputs may be to blame. layers_problem: why layers could
-    not be compared. fixed: the repaired config that this report is of.
-    networks: of a bundle, each as it is held there, compared with the verified one.
-    pictures: among the samples, the first of them.
+    tolerance: the largest relative RMS error of an output. slice_tolerance: that of its worst slice. hollow: outputs
+    whose PASS is inconclusive. parts: of a hybrid. rows: of unordered outputs. counted: of outputs that are boxes after
+    a selection, of which only those with a sufficient score are compared. nms: of a network that contains NMS; its
+    `outputs` here are the rows before it. source_precision: the type that sets the tolerance because the source itself
+    rounds to it; empty if that is `precision`. method: how the model was quantized. stored: of a quantized file whose
+    reference is its float model. loss: of a model that was compared on its calibration data. engine: if one ran on a
+    GPU. batch_rows: whether each row of axis 0 has the same outputs as alone, so that requests may share a batch; None
+    if axis 0 is static. top_1_agreement: of logits, at positions where the two best candidates are clearly apart.
+    neurons: counts of the neuron blocks that were skipped, if a network reads only active ones. layers: empty unless
+    they were compared. unreal: why random inputs may be to blame. layers_problem: why layers could not be compared.
+    fixed: the repaired config that this report covers. networks: of a bundle, each as stored there, compared with the
+    verified one. pictures: the first pictures among the samples.
     """
 
     name: str
@@ -347,7 +344,7 @@ class Report(HasPage):
     pictures: tuple[ComparedPicture, ...] = ()
 
     def __str__(self) -> str:
-        """Return what `trtkit verify` prints. What draws it lies above this package, so it is imported by its name."""
+        """Return what `trtkit verify` prints. The renderer lies above this package, so it is imported by name."""
         parts = importlib.import_module("trtkit.report.verification_tables").verify_tables(self)
         return cast("str", importlib.import_module("trtkit.cli.tables").as_text(parts))
 
@@ -355,7 +352,10 @@ class Report(HasPage):
         return f"<report of {self.name}: {'passed' if self.passed else 'failed'}>"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form that users get: no empty notes, and infinities, which JSON lacks, as null."""
+        """Return the report's JSON form for users.
+
+        Without empty notes, and with null for infinities, which JSON lacks.
+        """
         data = {key: _finite(value) for key, value in to_json(self).items() if value or key not in _NOTES}
         return {"version": VERSION, **data}
 

@@ -1,4 +1,4 @@
-"""Whether a pass means anything: how far outputs move with inputs, and whether random inputs explain it if not."""
+"""Whether a pass is meaningful: how much outputs vary with inputs, and whether random inputs explain a failure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array
     from trtkit.verification.report import ComparisonLimits, LayerError, Output, Report
 
-# An error of this share of the movement is not plainly below it.
+# An error of at least this share of the variation is not clearly smaller than it.
 _SHARE = 0.1
 
 
 def spread(answers: Sequence[Array]) -> float | None:
     """Return how far a model's answers to different inputs are from their mean: relative RMS, the largest over inputs.
 
-    None if there are fewer than two of one shape.
+    None if fewer than two have the same shape.
     """
     first = answers[0].shape if answers else ()
     alike = [answer.astype(np.float64) for answer in answers if answer.shape == first and np.isfinite(answer).all()]
@@ -32,9 +32,9 @@ def spread(answers: Sequence[Array]) -> float | None:
 
 
 def hollow_outputs(outputs: Mapping[str, Output], limits: ComparisonLimits) -> tuple[str, ...]:
-    """Return outputs whose pass is inconclusive: one that never moved would pass too, and the error is not smaller.
+    """Return outputs whose pass is inconclusive: a constant output would pass too.
 
-    An output of nothing but NaN is one too.
+    These vary less than the tolerance and have an error that is not clearly smaller, or contain only NaN.
     """
     return tuple(name for name, output in outputs.items() if _is_hollow(output, limits.tolerance))
 
@@ -46,15 +46,15 @@ def _is_hollow(output: Output, tolerance: float) -> bool:
     return output.spread is not None and output.spread <= tolerance and _SHARE * output.spread <= error < math.inf
 
 
-# A layer that multiplies the error of what it reads this much is near a division by zero or a difference of equals.
+# A layer that amplifies the error of its inputs this much is near a division by zero or a difference of equal values.
 _AMPLIFIED = 30.0
-# An output whose largest value is below this is what a sigmoid or a softmax makes of inputs that it has never seen.
+# An output whose largest value is below this is typical of a sigmoid or softmax on inputs unlike its training data.
 _NO_SIGNAL = 1e-5
 _FIX = "real inputs decide: `--inputs FILE` (images with `preprocess`, .npz), or `verify.ranges` for random ones"
 
 
 def unreal_reason(report: Report) -> str:
-    """Return why a failure on random inputs may be the inputs' fault; empty if nothing shows it."""
+    """Return why a failure on random inputs may be the inputs' fault; empty if nothing suggests it."""
     last = [layer for layer in report.layers if layer.tensor in report.outputs]
     weak = next((layer for layer in last if layer.largest < _NO_SIGNAL), None)
     if weak is not None:
@@ -69,7 +69,7 @@ def unreal_reason(report: Report) -> str:
 
 
 def _amplified(layers: Sequence[LayerError]) -> Iterator[tuple[float, int]]:
-    """Yield how much each layer multiplies error, where that is much, with its index."""
+    """Yield the error amplification of each layer that amplifies error strongly, with its index."""
     errors = {layer.tensor: layer.relative_rms_error for layer in layers}
     for index, layer in enumerate(layers):
         known = (errors.get(tensor, 0.0) for tensor in layer.reads)

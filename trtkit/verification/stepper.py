@@ -1,4 +1,4 @@
-"""Drive some slots of a decoder in step, each from where it is."""
+"""Drives several decoder slots in step, each from its own position."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Forward(Protocol):
-    """What runs calls."""
+    """An executor of calls."""
 
     def forward(self, call: Call) -> torch.Tensor:
         """Run new tokens; return logits [R, V], or [R, S, V] of all tokens."""
@@ -29,7 +29,7 @@ class Forward(Protocol):
 class Stepper:
     """Sequences in a decoder's first slots. lengths: cached tokens of each.
 
-    most: new tokens of a slot that one call takes; None: any number.
+    most: limit on new tokens per slot in one call; None: unlimited.
     """
 
     def __init__(self, decoder: Forward, most: int | None = None) -> None:
@@ -37,14 +37,14 @@ class Stepper:
         self.reset(1)
 
     def reset(self, slots: int, soft: Sequence[SoftTokens | None] = ()) -> None:
-        """Start `slots` empty sequences. soft: the vectors in the prompt of each."""
+        """Start `slots` empty sequences. soft: the soft-token vectors in each prompt."""
         self.lengths = np.zeros(slots, np.int64)
         self._soft = {slot: vectors for slot, vectors in enumerate(soft) if vectors is not None}
 
     def step(self, ids: Sequence[Sequence[int]], counts: Sequence[int] | None = None) -> torch.Tensor:
-        """Give new tokens to every slot and return logits [B, V] of each slot's last, or [B, S, V] of all.
+        """Feed new tokens to every slot and return logits: [B, V] of each slot's last token, or [B, S, V] of all.
 
-        ids: [B, S]. counts: how many of a slot's ids are tokens, the rest is padding; all of them when None.
+        ids: [B, S]. counts: number of valid ids per slot, the rest being padding; None if all are valid.
         """
         new = np.asarray(ids, np.int64)
         real = np.full(len(new), new.shape[1]) if counts is None else np.asarray(counts, np.int64)
@@ -55,7 +55,7 @@ class Stepper:
     def read(self, prompts: Sequence[Prompt], size: int | None = None) -> list[torch.Tensor]:
         """Read each prompt into an empty slot, all slots in the same calls; return the logits [S, V] of each.
 
-        size: tokens of a piece; as many as a call takes if None.
+        size: tokens per chunk; None for as many as a call accepts.
         """
         self.reset(len(prompts), [soft for _, soft in prompts])
         parts = [list(pieces(len(ids), size or self.most or len(ids), soft)) for ids, soft in prompts]
@@ -71,7 +71,7 @@ class Stepper:
     def greedy(
         self, prompt: Sequence[int], new_tokens: int, stop: Sequence[int] = (), soft: SoftTokens | None = None
     ) -> list[int]:
-        """Return the most likely continuation of one prompt, up to a stop token, from an empty slot."""
+        """Return the greedy continuation of one prompt, up to a stop token, from an empty slot."""
         self.reset(1, [soft])
         for part in pieces(len(prompt), self.most or len(prompt), soft):
             logits = self.step([prompt[part]])

@@ -1,4 +1,7 @@
-"""What is verified of a model of arrays: its stages on the reference executor, and the reference that fits it."""
+"""The subject of a verification with arrays as inputs.
+
+Its stages on the reference executor, and a matching reference.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from trtkit.verification.quantized import QuantizedSource, StoredReference
     from trtkit.verification.references import Reference
 
-# End to end, errors of many layers add up: ten times what one op may have.
+# End to end, the errors of many layers add up: ten times the tolerance of a single op.
 _END_TO_END = 10
 
 
@@ -47,11 +50,11 @@ _END_TO_END = 10
 class Subject:
     """A model and its reference.
 
-    config: as `execution`'s outputs are read. onnx: the one file that is the whole model; None if there are several
-        parts. opened: the source of such a model. tolerance: relative RMS error that its outputs may have.
-    stored: the quantized source file itself, if `reference` is the float model that it was made from.
-    recorded_loss: what quantizing cost on the calibration data, as noted in the network's file.
-    source_precision: the type that widens the tolerance, because the source itself rounds to it; empty if none does.
+    config: defines how `execution`'s outputs are read. onnx: the single file that is the whole model; None if there are
+    several parts. opened: the source of such a model. tolerance: relative RMS error that its outputs may have. stored:
+    the quantized source file itself, if `reference` is the float model that it was made from. recorded_loss: the loss
+    from quantization on the calibration data, as recorded in the network's file. source_precision: the type that widens
+    the tolerance because the source itself rounds to it; empty if none does.
     """
 
     config: ModelConfig
@@ -67,7 +70,7 @@ class Subject:
 
 
 def tolerance_of(config: ModelConfig, source_precision: str = "") -> float:
-    """Return the relative RMS error that outputs may have, end to end. source_precision: see `Subject`."""
+    """Return the end-to-end relative RMS error that outputs may have. source_precision: see `Subject`."""
     precision = source_precision or config.precision
     return config.verify.max_relative_rms_error or _END_TO_END * dtype_of(precision).tolerance
 
@@ -85,7 +88,7 @@ def open_subject(request: VerifyRequest, backend: Backend, report: Listener) -> 
 
 
 def _one_file(request: VerifyRequest, backend: Backend, report: Listener) -> Subject:
-    """Open a model that is one ONNX file."""
+    """Open a model that is a single ONNX file."""
     onnx = request.stages[0].onnx
     assert onnx is not None
     report(Phase("parse"))
@@ -133,7 +136,7 @@ def _references(
 
 
 def _source_precision(config: ModelConfig, origin: NetworkOrigin) -> str:
-    """Return the type that an ONNX source itself rounds to, if it is coarser than the config's; empty if not."""
+    """Return the type that an ONNX source itself rounds to, if it is coarser than the config's; empty otherwise."""
     if config.source.onnx is None or unusable(config.source, origin)[0]:
         return ""
     rounding = widest_rounding(onnx_file.read_graph(package_file.resolve(config.source.onnx, config.source.requires)))

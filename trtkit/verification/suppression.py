@@ -1,4 +1,4 @@
-"""Check NMS inside a network: its rows are compared with the reference's, and what it selects of them is replayed."""
+"""Checks of NMS inside a network: its input rows are compared with the reference's, and its selection is replayed."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 _SAME_OBJECT = 0.5
 _FAR = 10.0
-# Of numbers that are copied, and of those rounded to an output's own type.
+# For numbers that are copied, and for those rounded to an output's own type.
 _ROUNDING = {"float32": 1e-6, "float16": 2**-10}
 _COARSEST = 2**-7
 
 
 @dataclass(frozen=True, eq=False)
 class RowsExecution(StagesExecution):
-    """A network with NMS in it that returns the rows before NMS; what it selects is checked at every run.
+    """A network with NMS that returns the rows before NMS; its selection is checked in every run.
 
-    selections: the check of each run. selected: the network's own outputs of the last run.
+    selections: the check of each run. selected: the network's own outputs in the last run.
     """
 
     options: Boxes
@@ -42,7 +42,7 @@ class RowsExecution(StagesExecution):
     selected: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Return the rows by their name."""
+        """Return the rows by name."""
         (stage,) = self.stages
         assert isinstance(stage, ReferenceStage)
         self.selected.update(stage.run(inputs))
@@ -52,14 +52,14 @@ class RowsExecution(StagesExecution):
         return {self.output_names[0]: rows}
 
     def summary(self) -> Suppression:
-        """Return the checks of all runs."""
+        """Return the checks of all runs combined."""
         problems = [selection.problem for selection in self.selections if selection.problem]
         boxes = sum(selection.boxes for selection in self.selections)
         return Suppression(boxes, len(self.selections), not problems, problems[0] if problems else "")
 
 
 def before_nms(execution: StagesExecution, graph: onnx.ModelProto, options: Boxes) -> RowsExecution:
-    """Return the network with its rows as the output. graph: what was parsed, which says what they are called."""
+    """Return the network with its rows as the output. graph: the parsed model, whose metadata names the rows."""
     rows = rows_of(graph)
     for stage in execution.stages:
         assert isinstance(stage, ReferenceStage)
@@ -68,12 +68,12 @@ def before_nms(execution: StagesExecution, graph: onnx.ModelProto, options: Boxe
 
 
 def rows_of(graph: onnx.ModelProto) -> str:
-    """Return the name of the rows that NMS in a network reads."""
+    """Return the name of the rows that the network's NMS reads."""
     return next(entry.value for entry in graph.metadata_props if entry.key == ROWS_KEY)
 
 
 def check_selection(rows: Array, outputs: Arrays, options: Boxes) -> Suppression:
-    """Replay greedy suppression on a batch's rows and compare what was selected: each box, its order, and the end."""
+    """Replay greedy suppression on a batch's rows and compare the selection: each box, the order, and where it ends."""
     selected = read_selected(*(outputs[name] for name in NMS_OUTPUTS))
     rounding = _ROUNDING.get(outputs[NMS_OUTPUTS[1]].dtype.name, _COARSEST)
     candidates = read_rows(rows.astype(np.float32), options.layout)
@@ -85,7 +85,10 @@ def check_selection(rows: Array, outputs: Arrays, options: Boxes) -> Suppression
 
 
 def _replay(rows: Detections, selected: Detections, options: Boxes, rounding: float) -> str:
-    """Return the first box that is not the best one left, empty if all are. Of equal scores any may come first."""
+    """Describe the first box that is not the best remaining one; empty if all are.
+
+    Equal scores may come in any order.
+    """
     left = rows.scores >= options.min_score
     for index, (box, score, kind) in enumerate(zip(selected.boxes, selected.scores, selected.classes, strict=True)):
         is_best = left & (rows.scores >= rows.scores[left].max(initial=0) * (1 - 1e-6))
@@ -111,10 +114,10 @@ def _described(detections: Detections, row: int) -> str:
 
 
 def matched(ours: Arrays, theirs: Arrays, tolerance: float) -> tuple[Arrays, Arrays, float]:
-    """Return the boxes and scores that two runs share, in one order, and the share of boxes that one has alone.
+    """Return the boxes and scores that two runs share, in one order, and the share of boxes that only one has.
 
-    A pair is of one class and overlaps by an IoU of 0.5 or more. Near ties in score come out differently in other
-    arithmetic, and then another box represents an object: pairs ten times the tolerance apart count as unshared.
+    A pair has the same class and an IoU of at least 0.5. Near ties in score resolve differently in other arithmetic, so
+    that another box represents the object: pairs more than ten times the tolerance apart count as unshared.
     """
     sides = [read_selected(*(side[name] for name in NMS_OUTPUTS)) for side in (ours, theirs)]
     pairs = [
@@ -134,7 +137,7 @@ def _numbers(detections: Detections, row: int) -> Array:
 
 
 def _pairs(one: Detections, other: Detections) -> list[tuple[int, int]]:
-    """Return which boxes of one image are the same object, the surest first."""
+    """Return the pairs of boxes in one image that are the same object, by descending score."""
     pairs, free = [], np.ones(len(other.scores), bool)
     for row in range(len(one.scores)):
         overlap = np.where(free & (other.classes == one.classes[row]), iou(one.boxes[row], other.boxes), 0)

@@ -1,4 +1,4 @@
-"""Evaluate a language model on tasks of lm-evaluation-harness."""
+"""Evaluation of a language model on lm-evaluation-harness tasks."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class TasksRequest:
     """What to evaluate on. tasks: names or patterns of tasks, groups and tags.
 
-    include_path: a folder with the user's own tasks. num_fewshot: examples before each question; the task's if None.
-    limit: questions of a task, all if None. chat_template: whether prompts are conversations.
+    include_path: a folder with the user's own tasks. num_fewshot: examples before each question; None for the task's
+    own number. limit: questions per task, None for all. chat_template: whether prompts are formatted as conversations.
     """
 
     tasks: tuple[str, ...]
@@ -41,7 +41,7 @@ class TasksRequest:
 
 @dataclass(frozen=True)
 class Measure:
-    """One figure of a task. filter: how answers were read. error: its standard error, None if it has none."""
+    """One metric of a task. filter: how answers were extracted. error: its standard error, None if unknown."""
 
     task: str
     metric: str
@@ -53,9 +53,9 @@ class Measure:
 
 @dataclass(frozen=True)
 class TaskEvaluation:
-    """What was measured. limit: questions of each task, None for all. versions: of the tasks.
+    """Results of tasks. limit: questions per task, None for all. versions: of the tasks.
 
-    runtime: what computed.
+    runtime: what ran the model.
     """
 
     measures: tuple[Measure, ...]
@@ -69,7 +69,7 @@ class TaskEvaluation:
         return asdict(self)
 
     def __str__(self) -> str:
-        """Return the figures, one on each line."""
+        """Return the figures, one per line."""
         figures = (
             f"{measure.task} {measure.metric} ({measure.filter}): {measure.value:.4f}" for measure in self.measures
         )
@@ -77,10 +77,10 @@ class TaskEvaluation:
 
 
 def evaluate_tasks(bundle: Bundle | Path | str, request: TasksRequest, runner: Runner) -> TaskEvaluation:
-    """Evaluate a language model's bundle.
+    """Evaluate a language model's bundle on tasks.
 
-    An engine that gives only the last token's logits (`llm.logits: last`) is replaced by the reference executor on the
-    same network. Raises SourceError for tasks that are unknown or cannot be read, GenerationError for a bundle or
+    An engine that returns only the last token's logits (`llm.logits: last`) is replaced by the reference executor on
+    the same network. Raises SourceError for tasks that are unknown or cannot be read, GenerationError for a bundle or
     runtime that cannot be used, RequestError for requests that the model cannot answer.
     """
     from trtkit.verification.harness import HarnessModel
@@ -98,7 +98,7 @@ def evaluate_tasks(bundle: Bundle | Path | str, request: TasksRequest, runner: R
 
 
 def _tasks(request: TasksRequest) -> tuple[TaskManager, list[str]]:
-    """Return what loads tasks, and the names that were requested. Raises SourceError for unknown ones."""
+    """Return the task manager and the requested names. Raises SourceError for unknown ones."""
     from lm_eval.tasks import TaskManager
 
     if request.include_path is not None and not request.include_path.is_dir():
@@ -115,7 +115,7 @@ def _tasks(request: TasksRequest) -> tuple[TaskManager, list[str]]:
 
 
 def _run(model: LM, manager: TaskManager, names: Sequence[str], request: TasksRequest) -> EvalResults:
-    """Return the harness's results. Raises SourceError for data that cannot be read."""
+    """Run the tasks and return the harness's results. Raises SourceError for data that cannot be read."""
     from lm_eval import simple_evaluate
 
     try:
@@ -138,7 +138,7 @@ def _run(model: LM, manager: TaskManager, names: Sequence[str], request: TasksRe
 
 
 def _measures(results: EvalResults) -> list[Measure]:
-    """Return the figures of all tasks and groups."""
+    """Return the metrics of all tasks and groups."""
     counts = results.get("n-samples", {})
     measures = []
     for task, figures in results["results"].items():

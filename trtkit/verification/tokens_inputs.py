@@ -1,6 +1,6 @@
-"""What a language model is verified on, by what goes into it: text, pictures, or what an encoder reads.
+"""Verification inputs of language models, by modality: text, pictures, or the input of an encoder.
 
-Each kind has prompts, transformers' model as the reference, and the network before the language model, if there is one.
+Each kind defines prompts, transformers' model as the reference, and the network before the language model, if any.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from trtkit.verification.stepper import Prompt
 
 NEW_TOKENS = 12
-"""Of a greedy answer."""
-# What networks that round what runs through them may differ by. A value that falls between two codes is rounded either
-# way and moves all that follows; caches are rounded by the network alone.
+"""Length of a greedy answer."""
+# Tolerance of networks that round activations or caches. A value between two codes may be rounded either way, which
+# changes everything after it; caches are rounded by the network alone.
 _ROUNDED_IN_FP32, _ROUNDED_ACTIVATIONS = 0.05, 0.3
 
 
@@ -62,9 +62,9 @@ def _as_numbers(ids: Sequence[int]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class TokenSample:
-    """A prompt. ids: with all placeholders. soft: what networks before the language model made of pictures or audio.
+    """A prompt. ids: with all placeholders. soft: vectors that preceding networks made of pictures or audio.
 
-    media: pictures or audio as the reference takes them. decode: from ids to what a person reads.
+    media: pictures or audio in the reference's form. decode: converts ids to readable text.
     """
 
     name: str
@@ -75,15 +75,15 @@ class TokenSample:
 
     @property
     def prompt(self) -> Prompt:
-        """The prompt as networks take it."""
+        """The prompt in the networks' form."""
         return self.ids, self.soft
 
 
 class TokenInputs(Protocol):
-    """What goes into a language model.
+    """The inputs of a language model.
 
-    encoded: what the output of the network before it is called; empty if there is none. rounding: the error that comes
-    of what the reference does not round as the network does. stop: tokens that end an answer.
+    encoded: name of the preceding network's output; empty if there is none. rounding: error caused by rounding that the
+    reference does not share with the network. stop: tokens that end an answer.
     """
 
     encoded: str
@@ -92,20 +92,20 @@ class TokenInputs(Protocol):
 
     @property
     def reference(self) -> TokensReference:
-        """transformers' whole model."""
+        """The whole model in transformers."""
         ...
 
     def samples(self, paths: Sequence[str]) -> list[TokenSample]:
-        """Return prompts of files, or trtkit's own if none are given."""
+        """Return prompts from files, or trtkit's own if none are given."""
         ...
 
     def encode(self, sample: TokenSample) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the first network makes of a sample, and transformers: [rows, D] each."""
+        """Return the preceding network's output for a sample, and transformers': [rows, D] each."""
         ...
 
 
 def token_inputs(request: VerifyRequest, opened: OpenedDecoder, backend: Backend) -> TokenInputs:
-    """Return what goes into an opened language model. Raises SourceError if transformers cannot load the model."""
+    """Return the inputs of an opened language model. Raises SourceError if transformers cannot load the model."""
     if request.encoder is not None:
         return EncoderInputs(request, opened, backend)
     return TextInputs(opened) if request.images is None else ImageInputs(request, opened, backend)
@@ -124,7 +124,7 @@ class TextInputs:
         self.stop = tuple(tokens) if isinstance(tokens, list) else () if tokens is None else (int(tokens),)
 
     def _rounding(self, precision: str) -> float:
-        """Let the reference round inputs as the network does; return what both may differ by for rounding so."""
+        """Make the reference round inputs as the network does; return the tolerance that such rounding needs."""
         formats = round_inputs(self.reference.model, self._source)
         if self._source.kv_cache is not None:
             return _ROUNDED_ACTIVATIONS
@@ -133,14 +133,14 @@ class TextInputs:
         return max((FORMATS[kind].tolerance for kind in formats), default=0.0)
 
     def samples(self, paths: Sequence[str]) -> list[TokenSample]:
-        """Return a prompt per line of text files, else trtkit's own. Raises SourceError."""
+        """Return one prompt per line of text files, or trtkit's own. Raises SourceError."""
         return read_prompts(paths, self._source, self._options)
 
     def encode(self, sample: TokenSample) -> tuple[torch.Tensor, torch.Tensor]:
         raise NotImplementedError(f"nothing encodes `{sample.name}`")
 
 
-# Ours, in plain words of several kinds.
+# trtkit's own prompts: plain text of several kinds.
 _TEXTS = (
     "Gravity is",
     "The capital of France is Paris, and the capital of Italy is",
@@ -150,7 +150,7 @@ _RANDOM_LENGTHS = (9, 17, 4)
 
 
 def read_prompts(paths: Sequence[str], opened: DecoderSource, options: LlmOptions) -> list[TokenSample]:
-    """Return a prompt per line of the given text files, else trtkit's own; random ids without a tokenizer.
+    """Return one prompt per line of the given text files, or trtkit's own; random ids without a tokenizer.
 
     Raises SourceError for files that cannot be read and for prompts that are empty or too long.
     """
@@ -197,12 +197,12 @@ def _short(text: str) -> str:
 
 
 _TEXT = "Describe the picture in one sentence."
-# Width and height of the images that are made up if none are given: square, wide, high.
+# Width and height of the images that are generated if none are given: square, wide, high.
 _SIZES = ((64, 64), (150, 70), (48, 112))
 
 
 class ImageInputs:
-    """Prompts of one image each, of two, and of none."""
+    """Prompts with one image each, with two, and with none."""
 
     encoded = "soft_tokens"
     stop: tuple[int, ...] = ()
@@ -222,7 +222,10 @@ class ImageInputs:
         self.rounding = _unrounded(opened.config, opened.source)
 
     def samples(self, paths: Sequence[str]) -> list[TokenSample]:
-        """Return prompts of pictures, made up if none are given. Raises SourceError for those that do not fit."""
+        """Return prompts with pictures, generated if none are given.
+
+        Raises SourceError for pictures that do not fit.
+        """
         images = [(Path(path).name, read_image(Path(path))) for path in paths] or _random_images()
         prompts = [(name, [image]) for name, image in images]
         prompts += [("two images", [image for _, image in images[:2]])] if len(images) > 1 else []
@@ -250,13 +253,13 @@ class ImageInputs:
             drawn = np.random.default_rng(0).integers(0, self._opened.spec.vocab_size, 24)
             words = [int(token) for token in drawn if token != self._record.image_token_id]
             first, last = words[:4], words[4:]
-        # A word between images: transformers takes placeholders side by side for one image.
+        # Text between images: transformers takes adjacent placeholders for a single image.
         images = [token for _ in range(count) for token in (self._record.image_token_id, last[0])]
         return [*first, *images, *last]
 
 
 def _unrounded(config: ModelConfig, language: DecoderSource) -> float:
-    """Return the error that comes of what the reference does not round: activations, caches, the tower."""
+    """Return the error caused by rounding that the reference lacks: of activations, caches and the vision tower."""
     weights = (language.checkpoint[name] for name in language.checkpoint) if language.quantized_by else ()
     rounds_activations = language.kv_cache is not None or any(
         isinstance(weight, QuantizedMatrix) and weight.inputs is not None for weight in weights
@@ -278,12 +281,12 @@ def _random_images() -> list[tuple[str, Image.Image]]:
     return images
 
 
-# Tokens requested from the decoder after an answer's first ones.
+# Tokens requested from the decoder after an answer's first tokens.
 _DRAWN = 6
 
 
 class EncoderInputs:
-    """Recordings or texts that an encoder reads, and the first tokens of answers."""
+    """Audio or text for an encoder to read, with the first tokens of answers."""
 
     encoded, rounding = "keys_and_values", 0.0
     stop: tuple[int, ...] = ()
@@ -298,7 +301,7 @@ class EncoderInputs:
         self.reference = EncoderDecoderReference(self._folder, self._record)
 
     def samples(self, paths: Sequence[str]) -> list[TokenSample]:
-        """Return recordings or lines of files, or what is made up. Raises RequestError, SourceError."""
+        """Return samples from audio or text files, or generated ones. Raises RequestError, SourceError."""
         if self._record.audio is not None:
             audio = AudioPrompts(self._record, self._folder)
             sounds = [(Path(path).name, path) for path in paths] or _sounds(
@@ -311,7 +314,7 @@ class EncoderInputs:
         return [self._sample(text, sample.name, sample.ids) for sample in texts]
 
     def encode(self, sample: TokenSample) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the encoder's keys and values of all layers, and the reference's: [rows, D] each."""
+        """Return the encoder's keys and values for all layers, and the reference's: [rows, D] each."""
         assert sample.soft is not None
         theirs, encoded = self.reference.encoded(sample.media), sample.soft.encoded
         pairs = [array for name, array in encoded.items() if name != ENCODED_MASK]
@@ -319,7 +322,7 @@ class EncoderInputs:
         return torch.cat([array[:, :length].transpose(0, 1).flatten(1) for array in pairs]), theirs
 
     def _sample(self, prompts: AudioPrompts | TextPrompts, name: str, source: Any) -> TokenSample:
-        """Return a sample: an answer's first tokens with some more, by its name, after what the encoder reads."""
+        """Return a named sample: an answer's first tokens and a few more, after the encoder's input."""
         generator = np.random.default_rng(len(name))
         drawn = (int(token) for token in generator.integers(0, self._opened.spec.vocab_size, _DRAWN))
         prompt: EncoderPrompt = prompts.merge([*prompts.ids(), *drawn], source)
@@ -328,7 +331,7 @@ class EncoderInputs:
 
 
 def _sounds(rate: int, seconds: float) -> list[tuple[str, Array]]:
-    """Return a rising tone, and noise that fades: seeded, of different lengths."""
+    """Return a rising tone and fading noise: seeded, of different lengths."""
     time = np.arange(int(rate * min(seconds, 3.0)), dtype=np.float32) / rate
     tone = 0.3 * np.sin(2 * np.pi * (200 + 300 * time) * time)
     noise = np.random.default_rng(0).standard_normal(len(time) // 2).astype(np.float32) * np.exp(

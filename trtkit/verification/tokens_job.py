@@ -1,4 +1,4 @@
-"""The job that verifies a language model, whatever goes into it: the reference executor against transformers."""
+"""The verification job of language models, for all inputs: the reference executor compared with transformers."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from trtkit.verification.tokens_inputs import TokenSample
 
 _MIN_AGREEMENT = 0.99
-# Of networks that round what runs through them.
+# Tolerance of networks that round activations.
 _ROUNDED_PERPLEXITY = 0.1
 _MAX_PERPLEXITY_CHANGE = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 2e-2}
 
 
 def verify(request: VerifyRequest, context: JobContext) -> Report:
-    """Compare a model with its reference, then the networks of the bundle that it is in, if it is in one."""
+    """Compare a model with its reference, then, for a bundle, its own networks with the verified ones."""
     report, decoder = _verify(request, context)
     return with_networks(report, request.bundle, context, decoder)
 
@@ -48,7 +48,7 @@ def verify(request: VerifyRequest, context: JobContext) -> Report:
 def _verify(request: VerifyRequest, context: JobContext) -> tuple[Report, LayerGraph | None]:
     """Compare outputs, greedy tokens and kinds of calls and, if requested, perplexity and every layer.
 
-    The layers are those that a build writes of the decoder; None if they are not the ones that were verified.
+    The returned layers are those that a build writes for the decoder; None if they are not the verified ones.
     """
     verifier, settings, report = TokensVerifier(request, context.report), request.request, context.report
     samples = verifier.inputs.samples(settings.inputs)
@@ -89,7 +89,7 @@ def _verify(request: VerifyRequest, context: JobContext) -> tuple[Report, LayerG
 
 @dataclass(frozen=True)
 class _PromptsCompared:
-    """What precedes the language model, and logits of prompts: as a whole, in pieces, and of one rank.
+    """Comparisons of the preceding network and of prompts' logits: prefilled at once, in chunks, and on a single rank.
 
     agreement: of clear choices.
     """
@@ -102,7 +102,7 @@ class _PromptsCompared:
 def _compare_prompts(
     verifier: TokensVerifier, samples: Sequence[TokenSample], report: Listener, *, has_corners: bool
 ) -> _PromptsCompared:
-    """Compare each prompt, prefilled at once, with the reference, and then with itself in pieces, if requested."""
+    """Compare each prompt, prefilled at once, with the reference and, if requested, with itself in chunks."""
     inputs, ranks = verifier.inputs, []
     phase = f"compare {inputs.encoded.replace('_', ' ')} and logits" if inputs.encoded else "compare logits"
     report(Phase(phase))
@@ -133,7 +133,10 @@ def _compare_prompts(
 def _calls(
     verifier: TokensVerifier, samples: Sequence[TokenSample], report: Listener, *, has_corners: bool
 ) -> list[Corner]:
-    """Check what serving relies on: slots that share calls give what each gives alone; guesses are the head's."""
+    """Check what serving relies on.
+
+    Slots that share calls match each one alone, and draft tokens match the draft head's.
+    """
     report(Phase("compare calls"))
     corners = [verifier.slots(samples), *verifier.mixed(samples)] if has_corners else []
     if verifier.opened.speculator is not None:
@@ -143,7 +146,7 @@ def _calls(
 
 
 def _greedy(verifier: TokensVerifier, samples: Sequence[TokenSample], report: Listener) -> Agreement:
-    """Compare greedy answers of the engine's own network with transformers', as text if there is a tokenizer."""
+    """Compare the greedy answers of the engine's own network with transformers', as text if there is a tokenizer."""
     report(Phase("compare greedy tokens"))
     stepper, stop, answers = verifier.engine_stepper(), verifier.inputs.stop, []
     for index, sample in enumerate(samples):
@@ -153,13 +156,13 @@ def _greedy(verifier: TokensVerifier, samples: Sequence[TokenSample], report: Li
         theirs = verifier.inputs.reference.greedy(sample.ids, count, stop, sample.media)
         answers.append((sample.decode(ours), sample.decode(theirs)))
     same = sum(ours == theirs for ours, theirs in answers) / len(answers)
-    # If two tokens are nearly equally likely, the rounding of 16 bits may choose; that of fp32 does not.
+    # If two tokens are nearly equally likely, 16-bit rounding may decide between them; fp32 rounding does not.
     is_exact = verifier.config.precision == "fp32" and not verifier.rounding
     return Agreement("greedy text", same, float(is_exact), None, tuple(answers))
 
 
 def _perplexity(verifier: TokensVerifier, path: Path, report: Listener) -> PerplexityCheck:
-    """Compare perplexity per token over windows of a text with transformers'."""
+    """Compare the perplexity per token over windows of a text with transformers'."""
     ids = windows(path, verifier.opened.source, llm_options(verifier.config))
     size = None if verifier.neurons is None else 1  # a whole window would read all neurons
     ours, theirs = [], []
@@ -176,7 +179,7 @@ def _perplexity(verifier: TokensVerifier, path: Path, report: Listener) -> Perpl
 
 
 def _layers(verifier: TokensVerifier, sample: TokenSample, report: Listener) -> tuple[LayerError, ...]:
-    """Measure every tensor on one prefill against the network widened; of several ranks, those that all hold."""
+    """Measure every tensor of one prefill against the widened network; with several ranks, those that all hold."""
     report(Phase("compare layers"))
     first = next(pieces(len(sample.ids), verifier.stepper.most or len(sample.ids), sample.soft))
     ids, soft = sample.ids[first], {} if sample.soft is None else {0: sample.soft}

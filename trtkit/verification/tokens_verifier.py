@@ -1,4 +1,4 @@
-"""A language model and its reference, and comparisons of the kinds of calls that serving makes."""
+"""A language model and its reference, with comparisons of the kinds of calls that serving makes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _PIECE = 5
 
 
 class _KindReference(Protocol):
-    """The `reference.py` of a kind of draft heads."""
+    """The `reference.py` of a kind of draft head."""
 
     @staticmethod
     def logit_pairs(
@@ -60,13 +60,13 @@ class _KindReference(Protocol):
         arrays: Mapping[str, Array],
         ids: Sequence[int],
     ) -> Pairs:
-        """Return logits of a draft head and its reference's, after a prompt. arrays: of its network, by path."""
+        """Return logits of a draft head and of its reference after a prompt. arrays: of its network, by path."""
 
 
 class TokensVerifier:
-    """A language model's networks on the reference executor, whatever goes into it, and transformers' model.
+    """A language model's networks on the reference executor, and transformers' model; for all kinds of inputs.
 
-    network: with logits of every token, of one rank. stepped: runs it, or those of all ranks, in `stepper`.
+    network: single-rank, with logits of every token. stepped: runs it, or all ranks' networks, in `stepper`.
     """
 
     def __init__(self, request: VerifyRequest, report: Listener) -> None:
@@ -99,7 +99,7 @@ class TokensVerifier:
 
     @property
     def _gives_all_logits(self) -> bool:
-        """Whether the engine gives logits of every token: a packed one, of those that a call names."""
+        """Whether the engine can return logits of every token; a packed one does for the tokens that a call names."""
         return self.opened.is_packed or llm_options(self.config).logits == "all"
 
     @property
@@ -109,13 +109,13 @@ class TokensVerifier:
 
     @cached_property
     def engine_network(self) -> DecoderNetwork:
-        """The network exactly as the engine of one rank has it: its own kind of logits."""
+        """The single-rank network exactly as in the engine, with the engine's own kind of logits."""
         if self.is_engine_network:
             return self.network
         return decoder_network(self.backend, self.opened)
 
     def engine_stepper(self) -> Stepper:
-        """Return what steps that network, or those of all ranks."""
+        """Return a stepper of that network, or of all ranks' networks."""
         if self._gives_all_logits:
             return self.stepper
         decoder = reference_decoder(self.backend, self.opened, 1)
@@ -125,17 +125,17 @@ class TokensVerifier:
 
     @property
     def neurons(self) -> Neurons | None:
-        """How many blocks of neurons all calls have read so far; None if they read all."""
+        """Counts of the neuron blocks that all calls have read so far; None if they read all neurons."""
         values = [decoder.calls.neurons.values() for decoder in self._counted if decoder.calls.neurons is not None]
         return Neurons(*map(sum, zip(*values, strict=True))) if values else None
 
     @property
     def _tokens(self) -> str:
-        """What the network's input of new tokens is called."""
+        """Name of the network's input for new tokens."""
         return "input_ids" if self.network.embeddings is None else EMBEDS
 
     def chunks(self, sample: TokenSample, whole: torch.Tensor) -> Iterator[Corner]:
-        """Compare a prompt read in pieces, cut anywhere, with its logits of one prefill [S, V]."""
+        """Compare a prompt read in chunks, cut at arbitrary places, with its logits [S, V] from a single prefill."""
         for size in _CHUNKS if sample.soft is None else _CHUNKS_OF_MEDIA:
             pairs = [(self.stepper.read([sample.prompt], size)[0], whole)]
             title = f"chunks of {size}" if sample.soft is None else f"chunks of {size}: {sample.name}"
@@ -156,7 +156,7 @@ class TokensVerifier:
         return self._corner("slots of different lengths", shapes, pairs)
 
     def mixed(self, samples: Sequence[TokenSample]) -> Iterator[Corner]:
-        """Compare calls of a packed network in which slots decode and others read, with the reference."""
+        """Compare a packed network's calls in which some slots decode and others read prompts with the reference."""
         cut_anywhere = [sample for sample in samples if sample.soft is None or sample.soft.ends is None]
         if self.stepped.packed is None or not cut_anywhere:
             return
@@ -165,13 +165,13 @@ class TokensVerifier:
         yield self._corner("decoding and prompts in one call", {self._tokens: (len(pairs), 1)}, pairs)
 
     def of_ranks(self, comparisons: list[Comparison]) -> Corner:
-        """Return what all ranks' logits differ by from those of one rank's network."""
+        """Compare all ranks' logits with those of the single-rank network."""
         grid = grid_of(self.config)
         shapes: Shapes = {"tensor, expert, pipeline": (grid.tensor, grid.expert, grid.pipeline)}
         return corner(f"{grid.ranks} ranks and one", shapes, worst(comparisons), self.limits)
 
     def of_speculator(self, opened: OpenedSpeculator, ids: Sequence[int]) -> Iterator[Corner]:
-        """Compare the logits of the draft head with its reference's, and the model's of guesses in a tree."""
+        """Compare the draft head's logits, and the model's logits for a tree of draft tokens, with the references'."""
         arrays = opened.weights(self.opened.all_weights() if opened.borrowed else {})
         kind = cast("_KindReference", kind_part(opened.spec.kind, "reference"))
         pairs = kind.logit_pairs(self.decoder, self.inputs.reference.model, opened, arrays, ids)
@@ -185,7 +185,7 @@ class TokensVerifier:
         return corner(name, shapes, compared, self.limits)
 
     def _tree_pairs(self, ids: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the logits of each token of a tree that follows a prompt's beginning, and the reference's.
+        """Return the logits of each token of a tree that follows the start of a prompt, and the reference's.
 
         The tree's tokens are the prompt's own, in an order that no branch shares with it.
         """
@@ -203,7 +203,7 @@ class TokensVerifier:
 
 
 _BRANCHES = ((0,), (0, 1), (0, 1, 2), (0, 1, 3), (0, 4), (0, 4, 5))
-"""Of a tree in depth-first order: the columns of each token's ancestors and its own; 0 is the first token."""
+"""A tree in depth-first order: the columns of each token's ancestors and its own; column 0 is the first token."""
 _ENDS = (6, 4, 3, 4, 6, 6)
 """The column after each token's last descendant."""
 
@@ -211,10 +211,10 @@ _ENDS = (6, 4, 3, 4, 6, 6)
 def _mixed_pairs(
     model: ReferenceDecoder | RankedDecoder, sample: TokenSample, expected: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the logits [S, V] of each row of packed calls, and those `expected` [S', V] of the whole prompt.
+    """Return the logits [S, V] of each row of packed calls, and the `expected` ones [S', V] of the whole prompt.
 
-    Slots take turns to read a prompt's next piece; those that have begun decode meanwhile, as if its tokens were drawn,
-    every other time with a guess that comes true.
+    Slots take turns to read a prompt's next chunk; meanwhile those that have started decode as if its tokens were
+    drawn, every other time with a draft token that is accepted.
     """
     assert model.packed is not None
     ids, tokens = sample.ids, np.array(sample.ids, np.int64)

@@ -1,4 +1,4 @@
-"""The verdict of a verification, and the reason for it."""
+"""The verdict of a verification and its reason."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ OTHER_NETWORK = "FAIL (other network)"
 
 
 def verdict(report: Report) -> str:
-    """Return one of the five verdicts: wrong answers if nothing else is wrong.
+    """Return one of the five verdicts; wrong answers only if nothing else is wrong.
 
-    Another network than the verified one comes first: what was measured is not what runs.
+    A bundle with a network other than the verified one comes first: what was measured is not what runs.
     """
     if report.passed:
         is_hollow = set(report.hollow) == set(report.outputs) or is_nms_idle(report) or _counts_nothing(report)
@@ -40,7 +40,7 @@ def verdict(report: Report) -> str:
 
 
 def reason(report: Report) -> str:
-    """Return the tolerance, or how far the answers or a slice are off."""
+    """Return the tolerance, or the deviation of answers or of a slice."""
     if (other := _other_network(report)) is not None:
         where = f"stage `{other.stage}`, rank {other.rank}, {difference_text(other)}"
         return f"the bundle's network is not the one written from its source: {where}"
@@ -65,7 +65,7 @@ def reason(report: Report) -> str:
 
 
 def fix(report: Report) -> str:
-    """Return advice for a failed verification; empty if it passed, or if no general advice applies."""
+    """Return advice for a failed verification; empty if it passed or no general advice applies."""
     if _other_network(report) is not None:
         return "build it again: `trtkit build CONFIG --output BUNDLE`"
     if report.passed or not (report.method or report.precision != "fp32"):
@@ -79,12 +79,12 @@ def fix(report: Report) -> str:
 
 
 def difference_text(network: BundleNetwork) -> str:
-    """Return the first layer that differs, and what differs in it."""
+    """Return the first differing layer and its difference."""
     return f"layer `{network.layer}`: {network.difference}"
 
 
 def _other_network(report: Report) -> BundleNetwork | None:
-    """Return the first network in the bundle that is not the verified one."""
+    """Return the bundle's first network that differs from the verified one."""
     return next((network for network in report.networks if not network.passed), None)
 
 
@@ -94,18 +94,21 @@ def is_nms_idle(report: Report) -> bool:
 
 
 def _counts_nothing(report: Report) -> bool:
-    """Whether no box of a network that selects them itself scored enough to be compared in any run."""
+    """Whether a network that selects boxes itself scored none high enough to be compared in any run."""
     return report.counted is not None and not report.counted.rows
 
 
 def slice_text(compared: Comparison | Corner) -> str:
-    """Return where a comparison is worst, and by how much: `axis 1, index 17: 9.8e-01`. Empty if it has no axes."""
+    """Return the location and size of a comparison's worst slice.
+
+    `axis 1, index 17: 9.8e-01`. Empty if it has no axes.
+    """
     worst = compared.worst_slice
     return "" if worst is None else f"axis {worst.axis}, index {worst.index}: {worst.relative_rms_error:.1e}"
 
 
 def hollow_text(report: Report) -> str:
-    """Return which outputs are inconclusive, and why."""
+    """Return which outputs are inconclusive and why."""
     reasons = []
     for name in report.hollow:
         spread = report.outputs[name].spread

@@ -1,4 +1,4 @@
-"""A model and its reference: runs both, and makes their outputs comparable."""
+"""A model and its reference: runs both and makes their outputs comparable."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from trtkit.verification.jobs import VerifyRequest
     from trtkit.verification.report import BatchRows, LayerError, Output, QuantizationLoss, Suppression
 
-# Further inputs that the reference runs on only to see how far its outputs move.
+# Additional inputs that the reference runs on only to measure the variation of its outputs.
 _MOST_SPREAD = 3
 
 
@@ -58,7 +58,7 @@ class Verifier:
         self.counted: CountedRows | None = None
 
     def samples(self, paths: Sequence[str]) -> list[Sample]:
-        """Return the inputs to compare on: those asked for, the config's, what it was quantized on, or random ones."""
+        """Return the inputs to compare on: the requested ones, the config's, the calibration data, or random ones."""
         named = list(paths or self.config.verify.inputs)
         if named:
             samples = read_samples(named, self.config, self.inputs)
@@ -70,7 +70,7 @@ class Verifier:
         return samples
 
     def _calibration_samples(self) -> list[Sample]:
-        """Return what the model was quantized on; data of one part's inputs only is not a sample of the whole."""
+        """Return the model's calibration data; data of a single part's inputs is not a sample of the whole model."""
         try:
             samples = calibration_samples(self.config, self.inputs)
             for sample in samples:
@@ -92,7 +92,7 @@ class Verifier:
         return ours, {name: theirs[name] for name in ours}
 
     def batch_rows(self) -> BatchRows | None:
-        """Return whether rows of axis 0 know of each other; None if there is one row only, or random ones fail."""
+        """Return whether rows of axis 0 affect each other; None if there is only one row, or if random rows fail."""
         shapes = two_rows(self.inputs, self.profiles)
         if shapes is None:
             return None
@@ -112,7 +112,7 @@ class Verifier:
         return {name: to_array(value) for name, value in self.execution.run(inputs).items()}
 
     def comparable(self, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
-        """Return both without what rounding can reorder."""
+        """Return both sides without differences that come from reordering by rounding."""
         ours, theirs = self._counted(ours, theirs)
         if self.pairs_rows:
             ours, theirs = self._paired(ours, theirs)
@@ -124,7 +124,7 @@ class Verifier:
         return ours, theirs
 
     def _counted(self, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
-        """Return suppressed boxes without those that score too little to count; all scores in order if none is left."""
+        """Return suppressed boxes without those that score too little to count; if none remain, all scores in order."""
         task = self.config.task
         name = next(iter(theirs), "")
         is_declared = task is not None and task.boxes is not None and task.boxes.layout == "suppressed"
@@ -146,7 +146,10 @@ class Verifier:
         return {name: compare(value, theirs[name], self.limits.floor) for name, value in ours.items()}
 
     def spreads(self, samples: Sequence[Sample]) -> dict[str, float | None]:
-        """Return how far the reference's outputs move between inputs: all samples, or the one and a random one."""
+        """Return how much the reference's outputs vary between inputs.
+
+        All samples, or a single sample and a random one.
+        """
         first = samples[0]
         shapes = {name: array.shape for name, array in first.inputs.items()}
         others = samples[1:] or [random_sample("another", shapes, self.config, self.inputs, seed=1)]
@@ -157,7 +160,7 @@ class Verifier:
         return {name: spread([answer[name] for answer in answers]) for name in self.execution.output_names}
 
     def _paired(self, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
-        """Return rows in the reference's order; those that one side alone has are left out and counted if inexact."""
+        """Return rows in the reference's order; unless exact, rows that only one side has are dropped and counted."""
         ours = paired_rows(ours, theirs)
         if self.is_exact:
             return ours, theirs
@@ -167,18 +170,18 @@ class Verifier:
 
     @property
     def is_exact(self) -> bool:
-        """Whether near ties come out in the reference's order: nothing is rounded to lower precision than fp32 has."""
+        """Whether near ties come out in the reference's order: no rounding below fp32 precision is involved."""
         return self.config.precision == "fp32" and self.config.quantize is None
 
     def rows(self) -> Rows | None:
-        """Return how many rows had no partner in the worst run, None if rows are not paired."""
+        """Return how many rows lacked a partner in the worst run, None if rows are not paired."""
         if not self.pairs_rows:
             return None
         allowed = self.config.verify.max_unpaired_rows
         return Rows(self.unpaired, allowed, self.unpaired <= allowed)
 
     def nms(self) -> Suppression | None:
-        """Return what NMS inside the network selected in all runs so far, None if there is none in it."""
+        """Return the checks of the network's own NMS over all runs so far, None if it has no NMS."""
         return self.execution.summary() if isinstance(self.execution, RowsExecution) else None
 
     def stored(self, sample: Sample) -> StoredOutputs | None:
@@ -198,7 +201,7 @@ class Verifier:
         return check_loss(self.config, self.subject.recorded_loss, outputs.values()) if is_calibration else None
 
     def engine(self) -> StagesExecution | None:
-        """Return the engines on the GPU; None without engines, or without a GPU that runs them."""
+        """Return the engines on the GPU; None without engines, or without a GPU that can run them."""
         device = devices.find_device_for(self.backend.name)
         if not self._engines or device is None:
             return None
@@ -206,7 +209,7 @@ class Verifier:
         return engine_stages(self.backend, self._engines, names, device)
 
     def compared_engine(self, engine: StagesExecution, sample: Sample) -> dict[str, Comparison]:
-        """Compare each output of the engine with the reference executor's; of NMS, the boxes that both selected."""
+        """Compare each output of the engine with the reference executor's; after NMS, the boxes that both selected."""
         theirs, ours = self.execution.run(sample.inputs), engine.run(sample.inputs)
         if not isinstance(self.execution, RowsExecution):
             own_outputs, other = ({name: to_array(value) for name, value in side.items()} for side in (ours, theirs))
@@ -234,7 +237,7 @@ class Verifier:
         return errors
 
     def part_errors(self, sample: Sample) -> list[PartOutput]:
-        """Return the error of every part's output that the reference has too: of the model up to there."""
+        """Return the error of every part output that the reference also has, over the model up to that point."""
         opened, reference = self.subject.opened, self.reference
         if opened is None or not isinstance(reference, HybridReference):
             return []
@@ -269,7 +272,7 @@ class Verifier:
 def two_rows(
     inputs: Sequence[OnnxTensorSpec], profiles: Sequence[ResolvedProfile]
 ) -> dict[str, tuple[int, ...]] | None:
-    """Return the first profile's opt shapes with two rows; None if its axis 0 does not go from one row to two."""
+    """Return the first profile's opt shapes with two rows; None if its axis 0 does not range from one row to two."""
     shapes = profiles[0] if profiles else {}
     if not inputs or any(spec.name not in shapes for spec in inputs):
         return None
@@ -279,9 +282,9 @@ def two_rows(
 
 
 def row_by_row(run: Callable[[Arrays], Arrays], inputs: Arrays) -> tuple[Arrays, Arrays] | None:
-    """Return the outputs of two rows together, and of each alone, joined.
+    """Return the outputs of two rows together, and those of each row alone, concatenated.
 
-    None if an output does not grow with the rows, as the list of what a detector found in all of them.
+    None if an output does not grow with the rows, such as a list of all rows' detections.
     """
     together = run(inputs)
     alone = [run({name: value[row : row + 1] for name, value in inputs.items()}) for row in range(2)]

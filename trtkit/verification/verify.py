@@ -1,4 +1,4 @@
-"""Verify a config or a bundle: prepare what is needed, run the job, keep the result."""
+"""Verification of a config or a bundle: prepare the model, run the job, store the result."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = ["VerifySettings", "run_job", "verify_bundle", "verify_config"]
 
 
 def verify_config(config: ModelConfig, request: VerifySettings, runner: Runner) -> Report:
-    """Make and verify the network of `config` without building it."""
+    """Write and verify the network of `config` without building it."""
     model = resolve(with_measured_blocks(config, runner))
     _check(request, model)
     inputs = gather_model_inputs(model, runner)
@@ -66,9 +66,9 @@ def verify_config(config: ModelConfig, request: VerifySettings, runner: Runner) 
 
 
 def verify_bundle(bundle: Bundle, request: VerifySettings, runner: Runner) -> Report:
-    """Verify the network that a bundle's engine was built from, and note the result in its manifest.
+    """Verify the network that a bundle's engine was built from, and record the result in its manifest.
 
-    Raises BundleError if a file is not the one that was built, an LLM's or a hybrid's weights among them.
+    Raises BundleError if a file is not the one that was built, including an LLM's or a hybrid's weights.
     """
     bundle.check_files()
     manifest, stages = bundle.manifest, bundle_stages(bundle)
@@ -105,9 +105,9 @@ def with_networks(report: Report, bundle: Bundle, runner: Runner) -> Report:
 
 
 def run_job(request: VerifyRequest, runner: Runner) -> Report:
-    """Run a job that verifies. Its verdict stands even if it then fails while it compares layers, as for memory.
+    """Run a verification job. If it then fails while comparing layers, such as for lack of memory, its verdict stands.
 
-    So it does without networks if it fails at them.
+    The same holds if it fails while comparing networks.
     """
     verdict: Report | None = None
 
@@ -131,7 +131,7 @@ def run_job(request: VerifyRequest, runner: Runner) -> Report:
 
 
 def _check(request: VerifySettings, model: StagedModel) -> None:
-    """Refuse what a model cannot be verified by, inputs that cannot be read among it. Raises SourceError."""
+    """Refuse requests that do not apply to the model, and inputs that cannot be read. Raises SourceError."""
     if request.text is not None and (model.interface == "arrays" or model.takes_images or model.has_encoder):
         raise SourceError("perplexity applies to language models only", "--text", "leave it out")
     if request.against == "onnxruntime" and model.spec is not None:
@@ -145,7 +145,7 @@ def _check(request: VerifySettings, model: StagedModel) -> None:
 
 
 def _record(report: Report) -> VerificationRecord:
-    """Return what a manifest keeps of a report: all but the layers."""
+    """Return the part of a report that a manifest keeps: everything except the layers."""
     data = {key: value for key, value in report.to_json().items() if key not in {"layers", "name"}}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return VerificationRecord(verified_at=now, trtkit=__version__, verdict=verdict_of(report), **data)

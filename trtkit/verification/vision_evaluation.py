@@ -1,4 +1,7 @@
-"""Evaluate a vision model on labelled pictures: top-1 and top-5, COCO's mean average precision, characters of text."""
+"""Evaluation of vision models on labelled pictures.
+
+Top-1 and top-5, COCO's mean average precision, character accuracy.
+"""
 
 from __future__ import annotations
 
@@ -38,19 +41,19 @@ if TYPE_CHECKING:
     from trtkit.runtime.tasks.answers import Answer, Box
     from trtkit.verification.confusion import Confusion
 
-# COCO's measure needs boxes of every score: its precision is over all recalls. Ultralytics validates so too.
+# COCO's metric needs boxes of every score, as its precision covers all recalls. Ultralytics validates the same way.
 _LEAST_SCORE = 0.001
 _TOP = (1, 5)
 
 
 @dataclass(frozen=True)
 class VisionRequest:
-    """What to evaluate on. images: a folder. truth: what is on them; None for a folder of one folder a class.
+    """What to evaluate on. images: a folder. truth: its labels; None for a folder with one folder per class.
 
-    truth is a CSV file with a header, `file,class` or `file,text`, or COCO's annotations in JSON.
-    batch: pictures of a call; what the engine was tuned for if None.
-    predictions: a file for what the model answers: JSON lines, or COCO's results of a detector.
-    conf: the smallest score of a box in the confusion matrix and in JSON lines; the config's if None.
+    truth is a CSV file with a header, `file,class` or `file,text`, or COCO's annotations in JSON. batch: pictures per
+    call; None for the size that the engine was tuned for. predictions: a file for the model's answers: JSON lines, or
+    COCO's results of a detector. conf: the smallest score of a box in the confusion matrix and in JSON lines; None for
+    the config's.
     """
 
     images: Path
@@ -63,9 +66,9 @@ class VisionRequest:
 
 @dataclass(frozen=True)
 class VisionEvaluation(HasPage):
-    """What was measured. measures: by name, shares of 1. task: the config's kind. runtime: what computed.
+    """The results. measures: by name, as fractions of 1. task: the config's kind. runtime: what ran the model.
 
-    note: what to know of the measures, if anything. confusion: of classes; None for text.
+    note: a remark on the measures, if any. confusion: of classes; None for text.
     """
 
     name: str
@@ -82,7 +85,7 @@ class VisionEvaluation(HasPage):
         return asdict(self)
 
     def __str__(self) -> str:
-        """Return the figures, one on each line."""
+        """Return the figures, one per line."""
         return "\n".join(
             [
                 f"runtime: {self.runtime}",
@@ -95,7 +98,7 @@ class VisionEvaluation(HasPage):
 def evaluate_vision(bundle: Bundle | Path | str, request: VisionRequest, runner: Runner) -> VisionEvaluation:
     """Measure a bundle whose config has a `task` of classes, boxes or text.
 
-    Raises SourceError for pictures and truth that do not fit the task.
+    Raises SourceError for pictures and labels that do not fit the task.
     """
     opened = open_bundle(bundle)
     task, name = opened.manifest.config.task, opened.manifest.name
@@ -130,7 +133,7 @@ def evaluate_vision(bundle: Bundle | Path | str, request: VisionRequest, runner:
 
 
 def _note(task: Task) -> str:
-    """Return what boxes that the engine selected itself do not cover."""
+    """Return a remark on which boxes are missing if the engine selects them itself."""
     if task.boxes is None or not task.has_engine_nms or task.boxes.min_score <= _LEAST_SCORE:
         return ""
     fix = f"build with `task.boxes.min_score` {_LEAST_SCORE} for COCO's own measure"
@@ -139,7 +142,7 @@ def _note(task: Task) -> str:
 
 @dataclass(frozen=True)
 class _Measured:
-    """Measures by name, with what each picture is and was answered. predictions: a line, or a box, each."""
+    """Measures by name, with each picture's truth and answer. predictions: a line, or a box, each."""
 
     images: int
     measures: dict[str, float]
@@ -148,14 +151,14 @@ class _Measured:
 
 
 def _predictions_text(predictions: Sequence[Mapping[str, object]], path: Path) -> str:
-    """Return JSON lines, or the list that COCO calls results, by the file's suffix."""
+    """Return JSON lines, or COCO's list of results, depending on the file's suffix."""
     if path.suffix.lower() == COCO_FILE:
         return json.dumps(predictions)
     return "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in predictions)
 
 
 def _classes(predictor: Predictor, request: VisionRequest, runner: Runner) -> _Measured:
-    """Return top-1 accuracy, and top-5 unless the model is known to have no more than five classes."""
+    """Return top-1 accuracy, and top-5 unless the model is known to have at most five classes."""
     named = _class_folders(request.images) if request.truth is None else _table(request, "class")
     wanted = _numbers(named, predictor.reader.labels, str(request.truth or request.images))
     labels, ranks = predictor.reader.labels, []
@@ -176,7 +179,7 @@ def _classes(predictor: Predictor, request: VisionRequest, runner: Runner) -> _M
 
 
 def _texts(predictor: Predictor, request: VisionRequest, runner: Runner) -> _Measured:
-    """Return the share of texts that are right, and of characters: 1 less the edits that are missing to the truth."""
+    """Return the share of correct texts, and of characters: 1 minus the edits per character of the truth."""
     from rapidfuzz.distance import Levenshtein
 
     if request.truth is None:
@@ -196,9 +199,9 @@ def _texts(predictor: Predictor, request: VisionRequest, runner: Runner) -> _Mea
 
 
 def _boxes(predictor: Predictor, request: VisionRequest, runner: Runner) -> _Measured:
-    """Return COCO's average precision: over IoUs of 0.5 to 0.95, at 0.5 and at 0.75, by pycocotools.
+    """Return COCO's average precision over IoUs of 0.5 to 0.95, at 0.5 and at 0.75, by pycocotools.
 
-    The confusion matrix counts boxes from `request.conf`, or the config's `min_score`, on.
+    The confusion matrix counts boxes with at least `request.conf`, or the config's `min_score`.
     """
     from pycocotools.coco import COCO
 
@@ -234,13 +237,13 @@ def _boxes(predictor: Predictor, request: VisionRequest, runner: Runner) -> _Mea
 
 
 def _result(image: int, category: object, box: Box) -> dict[str, object]:
-    """Return a box as COCO's evaluation reads it."""
+    """Return a box in the form of COCO's results."""
     x1, y1, x2, y2 = box.corners
     return {"image_id": image, "category_id": category, "bbox": [x1, y1, x2 - x1, y2 - y1], "score": box.score}
 
 
 class _Annotation(TypedDict):
-    """An object of COCO's annotations. bbox: x, y, width, height."""
+    """An object in COCO's annotations. bbox: x, y, width, height."""
 
     bbox: tuple[float, float, float, float]
     category_id: object
@@ -248,7 +251,7 @@ class _Annotation(TypedDict):
 
 
 def _true_box(item: _Annotation, classes: Mapping[object, int], labels: Sequence[str]) -> TrueBox:
-    """Return an annotation with its class as the model's boxes name it."""
+    """Return an annotation with its class named as in the model's boxes."""
     x, y, width, height = item["bbox"]
     number = classes[item["category_id"]]
     name = labels[number] if labels else f"class {number}"
@@ -256,7 +259,7 @@ def _true_box(item: _Annotation, classes: Mapping[object, int], labels: Sequence
 
 
 def _precision(coco: COCO, results: list[dict[str, object]]) -> dict[str, float]:
-    """Return COCO's measures of results."""
+    """Return COCO's metrics of results."""
     from pycocotools.cocoeval import COCOeval
 
     names = ("mAP 50-95", "mAP 50", "mAP 75")
@@ -274,7 +277,7 @@ _MEASURES = {"classification": _classes, "ctc-text": _texts, "detection": _boxes
 
 
 def _answers(predictor: Predictor, files: Sequence[Path], runner: Runner) -> Iterator[Answer]:
-    """Yield the answers to pictures as they are read, and tell how far it is."""
+    """Yield the answers to pictures as they are read, reporting progress."""
     runner.report(Phase("evaluate"))
     for index, answer in enumerate(predictor(map(read_image, files)), 1):
         runner.report(Progress("evaluate", index, len(files)))
@@ -282,12 +285,12 @@ def _answers(predictor: Predictor, files: Sequence[Path], runner: Runner) -> Ite
 
 
 def _name(file: Path, folder: Path) -> str:
-    """Return what a picture is called in predictions."""
+    """Return a picture's name in predictions."""
     return str(file.relative_to(folder) if file.is_relative_to(folder) else file)
 
 
 def _class_folders(folder: Path) -> list[tuple[Path, str]]:
-    """Return pictures with the name of the folder that they are in."""
+    """Return pictures with the name of the folder that holds them."""
     pairs = [
         (file, sub.name)
         for sub in sorted(path for path in folder.iterdir() if path.is_dir())
@@ -301,7 +304,7 @@ def _class_folders(folder: Path) -> list[tuple[Path, str]]:
 
 
 def _table(request: VisionRequest, column: str) -> list[tuple[Path, str]]:
-    """Return the rows of a CSV file: a picture, and what it is."""
+    """Return the rows of a CSV file: each picture and its label."""
     assert request.truth is not None
     fix = f"give a UTF-8 CSV file with the header `file,{column}`"
     try:
@@ -314,7 +317,7 @@ def _table(request: VisionRequest, column: str) -> list[tuple[Path, str]]:
 
 
 def _numbers(named: Sequence[tuple[Path, str]], labels: Sequence[str], where: str) -> list[tuple[Path, int]]:
-    """Return each picture with the number of its class: a name that the labels have, or the number itself."""
+    """Return each picture with its class number: by a name among the labels, or the number itself."""
     by_name = {label: index for index, label in enumerate(labels)}
     unknown = sorted({name for _, name in named if name not in by_name and not name.isdecimal()})
     if unknown:
@@ -336,7 +339,7 @@ def _annotations(path: Path) -> dict[str, object]:
 
 
 def _categories(listed: Sequence[Mapping[str, object]], labels: Sequence[str], where: str) -> dict[int, object]:
-    """Return the category of each class: by name where the classes have names, else in the order of their ids."""
+    """Return the category of each class: by name if the classes have names, otherwise in the order of their ids."""
     if not labels:
         return {index: category["id"] for index, category in enumerate(listed)}
     by_name = {str(category["name"]): category["id"] for category in listed}

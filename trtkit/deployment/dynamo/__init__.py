@@ -1,1 +1,1 @@
-"""Language models served by NVIDIA Dynamo: its frontend speaks OpenAI's API, trtkit's workers run the bundles."""
+"""Language models served by NVIDIA Dynamo: its frontend provides the OpenAI API, trtkit's workers run the bundles."""

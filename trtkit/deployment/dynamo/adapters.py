@@ -1,4 +1,4 @@
-"""LoRA adapters as models of Dynamo: each has a name in the OpenAI API, and workers load and unload them."""
+"""LoRA adapters as Dynamo models: each has a model name in the OpenAI API, and workers load and unload them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trtkit.llm import AsyncLLM
 
 LOAD, UNLOAD = "load_lora", "unload_lora"
-"""Dynamo's names of what `POST /engine/update/<name>` of a worker's own port does."""
+"""Dynamo's names for the updates `POST /engine/update/<name>` on a worker's own port."""
 _TYPES = {"chat": ModelType.Chat, "completions": ModelType.Completions}
 
 
@@ -40,21 +40,21 @@ class ServedAdapters:
     def of(self, request: Mapping[str, object]) -> str | None:
         """Return the adapter that a request names as its model, None if that is the model itself.
 
-        Any other name is an adapter's, also if it was unloaded while the request was on its way here. Dynamo's own
-        probes name no model.
+        Any other name is an adapter's, even if it was unloaded while the request was on its way. Dynamo's own probes
+        name no model.
         """
         name = request.get("model")
         return name if isinstance(name, str) and name not in ("", self.model) else None
 
     async def serve(self, endpoint: Endpoint, llm: AsyncLLM, context_length: int) -> None:
-        """Announce the adapters that are loaded at the start."""
+        """Announce the adapters that are loaded at startup."""
         self.endpoint, self._context_length = endpoint, context_length
         adapters = llm.thread.frontend.adapters
         for name in adapters.names if adapters is not None else ():
             await self._announce(name)
 
     async def update(self, llm: AsyncLLM, update: str, body: Mapping[str, object]) -> None:
-        """Load or unload an adapter. Raises RequestError for a body that does not say which, and what loading does."""
+        """Load or unload an adapter. Raises RequestError for a body that does not name one, and loading errors."""
         name = body.get("lora_name")
         if not isinstance(name, str) or not name:
             raise RequestError("`lora_name` is missing", update, 'send {"lora_name": "fr", ...}')
@@ -72,7 +72,7 @@ class ServedAdapters:
             raise GenerationError(f"Dynamo does not register the adapter: {error}", update) from error
 
     async def _announce(self, name: str) -> None:
-        """Let the frontend list an adapter as a model, and send its requests here."""
+        """Make the frontend list an adapter as a model and send its requests here."""
         if self.endpoint is None:
             return
         facts, options = ModelRuntimeConfig(), self.options
@@ -100,7 +100,7 @@ class ServedAdapters:
 
 
 def _folder(body: Mapping[str, object]) -> str:
-    """Return the folder that a request to load an adapter names. Raises RequestError if it is not on this machine."""
+    """Return the folder named in a request to load an adapter. Raises RequestError if it is not on this machine."""
     source = body.get("source")
     uri = urlparse(str(source.get("uri") or "")) if isinstance(source, dict) else urlparse("")
     if uri.scheme not in ("", "file") or uri.netloc not in ("", "localhost") or not uri.path:

@@ -1,7 +1,7 @@
-"""Prefill apart from decoding: one worker computes prompts and lends caches by NIXL, another borrows them.
+"""Disaggregated prefill: one worker computes prompts and lends their caches over NIXL, another borrows them.
 
-Dynamo's frontend sends a prompt to a prefill worker first, then to a decode worker with what the first one returned.
-Nothing depends on a loan: a prompt whose cache does not arrive is computed by the decode worker.
+Dynamo's frontend sends a prompt to a prefill worker first, then to a decode worker together with the prefill worker's
+result. No request depends on a loan: if a prompt's cache does not arrive, the decode worker computes it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger("trtkit.dynamo")
 
 
 def prompt_alone(request: GenerateRequest) -> GenerateRequest:
-    """Return the request that a prefill worker runs: its prompt, for one token, which nobody reads."""
+    """Return the request that a prefill worker runs: the prompt with one output token, which is discarded."""
     return {
         "token_ids": request["token_ids"],
         "multi_modal_data": request.get("multi_modal_data") or {},
@@ -48,7 +48,7 @@ def prompt_alone(request: GenerateRequest) -> GenerateRequest:
 
 
 class Prefill:
-    """A prefill worker's loans: most_bytes of them, each kept for keep_s seconds at most."""
+    """A prefill worker's loans: at most `most_bytes` of them, each kept for at most `keep_s` seconds."""
 
     def __init__(self, most_bytes: int, keep_s: float) -> None:
         self._lender = Lender(most_bytes, keep_s)
@@ -61,7 +61,7 @@ class Prefill:
             self._awaited[name] = list(request["token_ids"])
 
     def update(self, engine: LLMEngine) -> None:
-        """Lend what the last step has computed, before another request takes its slot; in the engine's thread."""
+        """Lend the caches completed by the last step before other requests take their slots; in the engine's thread."""
         for name, ids in list(self._awaited.items()):
             if engine.prefixes.has_whole(ids):
                 saved = engine.prefixes.export(ids)
@@ -69,24 +69,24 @@ class Prefill:
                 self._loans[name] = None if saved is None else self._lender.lend(ids, saved)
 
     def result(self, name: str) -> dict[str, object]:
-        """Return what a request's last chunk tells the decode worker."""
+        """Return the loan data in a request's last chunk for the decode worker."""
         self._awaited.pop(name, None)
         loan = self._loans.pop(name, None)
         return {"disaggregated_params": {"loan": None if loan is None else to_json(loan)}}
 
     def is_quiescent(self) -> bool:
-        """Whether nobody may still read a loan."""
+        """Whether no loan can still be read."""
         return not self._lender.count()
 
 
 class Decode:
-    """A decode worker's side: each transfer may take limit_s seconds."""
+    """A decode worker's side: each transfer may take `limit_s` seconds."""
 
     def __init__(self, limit_s: float) -> None:
         self._borrower = Borrower(limit_s)
 
     async def fetch(self, request: GenerateRequest, thread: EngineThread) -> None:
-        """Bring a prompt's cache here, if a prefill worker has lent it; what fails is logged, and computed here."""
+        """Fetch a prompt's cache if a prefill worker lent it; failures are logged, and the prompt is computed here."""
         loan = ((request.get("prefill_result") or {}).get("disaggregated_params") or {}).get("loan")
         if loan is None:
             return
@@ -106,10 +106,10 @@ _WHERE = "transfer of a prompt's cache"
 
 @dataclass(frozen=True)
 class Loan:
-    """Where a borrower finds a cache, as JSON among a request's data.
+    """Where a borrower finds a cache, as JSON in a request's data.
 
-    agent: the lender's NIXL metadata in base64. address, in its memory, of the seal; the bytes follow it.
-    nonce: names the loan. form: what the bytes are.
+    agent: the lender's NIXL metadata in base64. address: of the seal in the lender's memory; the bytes follow it.
+    nonce: identifies the loan. form: layout of the bytes.
     """
 
     agent: str
@@ -119,7 +119,7 @@ class Loan:
 
 
 def _seal(loan_nonce: str, form: CacheForm, ids: Sequence[int]) -> bytes:
-    """Return what precedes the bytes of a loan: it fits this loan, this form and these token ids only."""
+    """Return the seal that precedes a loan's bytes: it matches only this loan, this form and these token ids."""
     digest = blake2b(digest_size=_SEAL_BYTES)
     digest.update(f"{loan_nonce} {to_json(form)}".encode())
     digest.update(np.asarray(ids[: form.tokens], np.int64).tobytes())
@@ -127,9 +127,9 @@ def _seal(loan_nonce: str, form: CacheForm, ids: Sequence[int]) -> bytes:
 
 
 class Agent:
-    """A NIXL agent of this process. Calls may come from several threads.
+    """A NIXL agent of this process. Thread-safe.
 
-    NIXL's own thread for progress never sleeps: it would take a core from the engine of each worker.
+    NIXL's own progress thread never sleeps: it would take a core from each worker's engine.
     """
 
     def __init__(self) -> None:
@@ -143,14 +143,14 @@ class Agent:
         threading.Thread(target=_progress, args=(weakref.ref(self),), name="trtkit-nixl", daemon=True).start()
 
     def register(self, memory: torch.Tensor) -> Callable[[], None]:
-        """Let others read and write `memory` [bytes]; return what takes that back."""
+        """Let peers read and write `memory` [bytes]; return a function that deregisters it."""
         region = [(memory.data_ptr(), memory.nbytes, 0, "")]
         registered = self._agent.register_memory(self._agent.get_reg_descs(region, "DRAM"))
         return lambda: self._agent.deregister_memory(registered)
 
     @property
     def metadata(self) -> str:
-        """What others reach the memory registered so far with, in base64."""
+        """The base64 metadata with which peers reach the memory registered so far."""
         return base64.b64encode(self._agent.get_agent_metadata()).decode()
 
     def connect(self, metadata: str) -> str:
@@ -158,7 +158,7 @@ class Agent:
         return name
 
     def forget(self, peer: str) -> None:
-        """Drop the connection to another agent, which may have ended."""
+        """Drop the connection to a peer, which may have exited."""
         self._agent.remove_remote_agent(peer)
 
     def tell(self, peer: str, note: str) -> None:
@@ -168,13 +168,13 @@ class Agent:
         return [self._notes.get() for _ in range(self._notes.qsize())]
 
     def collect(self) -> None:
-        """Take in the notes that have come; asking for them is what moves transfers to and from peers on."""
+        """Collect notifications; asking for them is also what makes transfers to and from peers progress."""
         for notes in self._agent.get_new_notifs().values():
             for note in notes:
                 self._notes.put(note.decode())
 
     def read(self, peer: str, address: int, target: torch.Tensor, end_s: float) -> None:
-        """Fill `target`, registered memory, from an address of another agent. Raises TimeoutError or NIXL's errors."""
+        """Fill `target`, registered memory, from a peer's address. Raises TimeoutError or NIXL's errors."""
         size = target.nbytes
         local = self._agent.get_xfer_descs([(target.data_ptr(), size, 0)], "DRAM")
         remote = self._agent.get_xfer_descs([(address, size, 0)], "DRAM")
@@ -191,7 +191,7 @@ class Agent:
 
 
 def _progress(agent: weakref.ref[Agent]) -> None:
-    """Serve an agent's peers as long as it is there."""
+    """Make transfers of an agent's peers progress for as long as the agent exists."""
     while (present := agent()) is not None:
         present.collect()
         del present
@@ -199,9 +199,9 @@ def _progress(agent: weakref.ref[Agent]) -> None:
 
 
 class Lender:
-    """Lends caches from memory that is registered once: most_bytes of it, each loan for keep_s seconds at most.
+    """Lends caches from memory that is registered once: at most `most_bytes`, each loan for at most `keep_s` seconds.
 
-    A loan that ends makes room for others even while somebody reads it: a reader checks the seal when it has read.
+    A loan that ends frees its memory even while it is being read: a reader checks the seal after reading.
     """
 
     def __init__(self, most_bytes: int, keep_s: float) -> None:
@@ -227,13 +227,13 @@ class Lender:
         return Loan(self._metadata, self._memory.data_ptr() + start, nonce, saved.form)
 
     def count(self) -> int:
-        """Return how many loans are open."""
+        """Return the number of open loans."""
         with self._lock:
             self._sweep()
             return len(self._loans)
 
     def _sweep(self) -> None:
-        """End the loans that were read, and those whose time is over; their seals are broken first."""
+        """End the loans that were read or have expired, after breaking their seals."""
         now, read = time.monotonic(), set(self._agent.notes())
         for nonce, (start, _, end_s) in list(self._loans.items()):
             if nonce in read or now > end_s:
@@ -241,7 +241,7 @@ class Lender:
                 del self._loans[nonce]
 
     def _room(self, size: int) -> int | None:
-        """Return where `size` bytes fit first."""
+        """Return the first offset with room for `size` bytes."""
         start = 0
         for first, stop, _ in sorted(self._loans.values()):
             if first - start >= size:
@@ -251,16 +251,16 @@ class Lender:
 
 
 class Borrower:
-    """Reads what lenders lend. Each transfer may take limit_s seconds."""
+    """Reads lent caches. Each transfer may take `limit_s` seconds."""
 
     def __init__(self, limit_s: float) -> None:
         self._agent, self._limit_s = Agent(), limit_s
 
     def read(self, data: object, ids: Sequence[int], form_of: Callable[[int], CacheForm]) -> SavedSequence:
-        """Return what was lent of a prompt, and tell the lender.
+        """Return the lent cache of a prompt, and notify the lender.
 
-        data: a Loan's JSON form. form_of: the form of this worker's caches for a number of tokens.
-        Raises ExecutionError for what does not fit, and whatever NIXL raises for a lender that does not answer.
+        data: a Loan in JSON form. form_of: the form of this worker's caches for a number of tokens. Raises
+        ExecutionError for a loan that does not fit, and NIXL's errors for a lender that does not answer.
         """
         loan, end_s = from_json(Loan, data), time.monotonic() + self._limit_s
         form = form_of(loan.form.tokens)
@@ -281,7 +281,10 @@ class Borrower:
         return SavedSequence(form, memory[_SEAL_BYTES:-_SEAL_BYTES])
 
     def _fill(self, loan: Loan, memory: torch.Tensor, end_s: float) -> None:
-        """Read seal and bytes, then the seal again: if it still stands, the bytes were not overwritten meanwhile."""
+        """Read the seal and the bytes, then the seal again.
+
+        If it is unchanged, the bytes were not overwritten meanwhile.
+        """
         peer = self._agent.connect(loan.agent)
         try:
             self._agent.read(peer, loan.address, memory[:-_SEAL_BYTES], end_s)

@@ -1,4 +1,4 @@
-"""NVIDIA Dynamo, which all of this needs, and how it is installed."""
+"""Checks that NVIDIA Dynamo and NIXL are installed, and how to install Dynamo."""
 
 import importlib.util
 
@@ -10,18 +10,18 @@ NIXL = "1.5.1"
 
 
 def install_command() -> str:
-    """Return what installs Dynamo: without what it asks for, since one package is not on PyPI and nothing needs it."""
+    """Return the command that installs Dynamo without its dependencies: one is not on PyPI, and nothing needs it."""
     return f"{install('dynamo')} && pip install --no-deps ai-dynamo=={VERSION}"
 
 
 def require_dynamo() -> None:
-    """Raise MissingPackageError where Dynamo is not installed."""
+    """Raise MissingPackageError if Dynamo is not installed."""
     if importlib.util.find_spec("dynamo") is None or importlib.util.find_spec("dynamo.frontend") is None:
         raise MissingPackageError("serving a language model needs NVIDIA Dynamo", fix=install_command())
 
 
 def require_nixl() -> None:
-    """Raise MissingPackageError where NIXL is not installed."""
+    """Raise MissingPackageError if NIXL is not installed."""
     if importlib.util.find_spec("nixl") is None:
         what = "prefill workers need NIXL, which moves caches between workers"
         raise MissingPackageError(what, fix=f"pip install --no-deps nixl=={NIXL} nixl-cu13=={NIXL}")

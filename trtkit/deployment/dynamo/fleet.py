@@ -46,7 +46,7 @@ _Role = Literal["agg", "prefill", "decode"]
 _PREFILL: _Role = "prefill"
 _LAST_LINES = 20
 _PYTHON = (sys.executable, "-P", "-m")  # without -P, modules of the current folder would come first
-# Warnings, but for a worker's answers to whoever asks how it is, and the routing of pictures, which is not used.
+# Warnings, except for a worker's answers to health checks and the routing of pictures, which is not used.
 _LOG = "warn,tower_http=off,mm_routing=off,dynamo_llm::http::service::metrics=off"
 # Lines that would let clients fill the log: the frontend has one for each request, whatever its filter says, and calls
 # those that it refuses errors.
@@ -62,14 +62,14 @@ _FRONTEND = {
     **dict.fromkeys(("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"), _NOWHERE),
     **dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1"),
     "DYN_MM_ALLOW_INTERNAL": "0",
-    # Routes for operators would be open to every client: one of them limits how busy workers may be, for everybody.
+    # Operators' routes would be open to every client: one of them limits how busy workers may be, for all clients.
     "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
 }
-# A worker that fails so many times within so many seconds is not started again.
+# A worker that fails this often within this many seconds is not restarted.
 MOST_FAILURES, _WITHIN_S = 3, 60.0
-# How often workers are looked at.
+# How often workers are checked.
 _LOOK_S = 2.0
-# How long a worker's own port may take to answer, and a bundle to open.
+# Time limits for a worker's own port to answer and for a bundle to open.
 _TIMEOUT_S, _OPEN_S = 5, 600
 _METRIC = re.compile(r"^(trtkit_\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
@@ -77,8 +77,8 @@ _METRIC = re.compile(r"^(trtkit_\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 class LocalFleet:
     """A frontend and its workers; leaving the `with` block stops them.
 
-    models: with unlike names, each of which has `replicas` workers. admin_token: what requests to a worker's own port
-    must carry to change it. on_line: gets who printed it and each line of their logs, from threads.
+    models: with distinct names, each with `replicas` workers. admin_token: secret that requests to a worker's own port
+    must carry to change it. on_line: called from threads with each log line and the name of its process.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class LocalFleet:
         self.stop()
 
     def wait_ready(self) -> None:
-        """Wait until every worker is up and a prompt has been answered. Raises DeployError where a process ends."""
+        """Wait until every worker is up and a prompt has been answered. Raises DeployError if a process exits."""
         waiting = {member.number for member in self.workers}
         while waiting:
             self._raise_dead()
@@ -137,8 +137,8 @@ class LocalFleet:
     def watch(self) -> None:
         """Keep the workers running until the fleet is stopped.
 
-        A worker that ends, or hangs, is started again; its requests go on elsewhere.
-        Raises DeployError where the frontend ends, or a worker keeps failing.
+        A worker that exits or hangs is restarted; its requests continue on other workers. Raises DeployError if the
+        frontend exits or a worker keeps failing.
         """
         while self._frontend is not None and self._frontend.exit_code() is None:
             for index, member in enumerate(self.workers):
@@ -152,7 +152,7 @@ class LocalFleet:
         self._raise_dead()
 
     def stop(self) -> None:
-        """End the frontend, so that no request comes, then the workers."""
+        """Stop the frontend, so that no more requests arrive, then the workers."""
         with self._lock:
             self._is_stopped.set()
         if self._gate is not None:
@@ -176,7 +176,7 @@ class LocalFleet:
         return self.options.router == "kv" and self.options.replicas > 1
 
     def _restart(self, member: Member) -> Member:
-        """Start a worker again instead of one that has failed. Raises DeployError where it fails too often."""
+        """Restart a failed worker. Raises DeployError if it fails too often."""
         member.failures.append(time.monotonic())
         name = _name(member.number)
         if len(member.failures) == MOST_FAILURES and member.failures[-1] - member.failures[0] < _WITHIN_S:
@@ -195,7 +195,7 @@ class LocalFleet:
         return started
 
     def _start_worker(self, assignment: _Assignment, old_port: int | None = None) -> Member:
-        """Start a worker. old_port: of the worker that it replaces, which is used again if it is free."""
+        """Start a worker. old_port: of the worker that it replaces, reused if it is free."""
         options, model, number = self.options, assignment.model, assignment.number
         port = old_port if old_port and is_free("127.0.0.1", old_port) else free_ports_below(_SYSTEM_PORTS, 1)[0]
         is_apart = assignment.role == _PREFILL and options.prefill_bundle is not None
@@ -246,7 +246,7 @@ class LocalFleet:
         return self.options.body_mib or (64 if any(model.takes_images for model in self.models) else 4)
 
     def _environment(self) -> dict[str, str]:
-        """Return what all processes share: where they find each other, everything on the loopback address."""
+        """Return the environment of all processes: how they find each other, everything on the loopback address."""
         return {
             "DYN_FILE_KV": str(Path(self._scratch.name) / "discovery"),
             "DYN_TCP_RPC_HOST": "127.0.0.1",
@@ -263,7 +263,7 @@ class LocalFleet:
         }
 
     def _answers(self, body: dict[str, object]) -> bool:
-        """Whether the model answers. Raises DeployError where it refuses."""
+        """Whether the model answers. Raises DeployError if it refuses."""
         data = json.dumps(body).encode()
         host, port = self._frontend_address
         url = f"http://{reachable(host)}:{port}/v1/completions"
@@ -279,7 +279,7 @@ class LocalFleet:
             return False
 
     def _raise_dead(self) -> None:
-        """Raise DeployError where a process has ended."""
+        """Raise DeployError if a process has exited."""
         everyone = {_name(member.number): member.process for member in self.workers}
         for name, process in {"frontend": self._frontend, **everyone}.items():
             if process is not None and process.exit_code() is not None:
@@ -294,7 +294,7 @@ def _name(number: int) -> str:
 
 
 def _check(models: Sequence[ServableBundle], options: DynamoOptions) -> None:
-    """Raise DeployError for models that cannot be served so."""
+    """Raise DeployError for models that cannot be served with these options."""
     for index, model in enumerate(models):
         if any(model.name == other.name for other in models[:index]):
             raise DeployError(
@@ -314,7 +314,7 @@ def _adapters(model: ServableBundle, options: DynamoOptions) -> Mapping[str, str
 
 @dataclass(frozen=True)
 class _Assignment:
-    """What a worker is started for, again if it fails. share: of the machine."""
+    """The role of a worker, kept for restarts. share: of the machine."""
 
     number: int
     model: ServableBundle
@@ -323,7 +323,7 @@ class _Assignment:
 
 
 def _assignments(models: Sequence[ServableBundle], options: DynamoOptions) -> list[_Assignment]:
-    """Return all workers: those of each model that answer, then those that only compute prompts."""
+    """Return all workers: each model's answering workers, then those that only prefill."""
     answers: _Role = "decode" if options.prefill_workers else "agg"
     roles = [(model, answers) for model in models for _ in range(options.replicas)]
     roles += [(model, _PREFILL) for model in models for _ in range(options.prefill_workers)]
@@ -335,7 +335,7 @@ def _assignments(models: Sequence[ServableBundle], options: DynamoOptions) -> li
 
 
 class Broker:
-    """A running proxy. environment: what makes Dynamo's processes use it."""
+    """A running proxy. environment: variables that make Dynamo's processes use it."""
 
     def __init__(self) -> None:
         self._context = zmq.Context()
@@ -358,7 +358,7 @@ def _run(publishers: zmq.Socket[bytes], subscribers: zmq.Socket[bytes]) -> None:
 
 @dataclass
 class Member:
-    """A worker: its process, where it says how it is, and when it failed. is_started: whether it has ever served."""
+    """A worker: its process, its health address, and its failure times. is_started: whether it has ever served."""
 
     assignment: _Assignment
     process: ServerProcess
@@ -376,9 +376,9 @@ class Member:
         return self._read("health") is not None
 
     def is_hung(self, limit_s: float) -> bool:
-        """Whether a step of its engine, or an answer to this question, has taken longer than the limit.
+        """Whether a step of its engine, or an answer to this check, has taken longer than the limit.
 
-        A busy engine may keep Dynamo's own probe waiting, one that is asleep refuses it, an idle one may do neither.
+        A busy engine may keep Dynamo's own probe waiting, a sleeping one refuses it, and an idle one may do neither.
         Opening a bundle may take ten minutes.
         """
         self.is_started = self.is_started or self.is_healthy
@@ -392,7 +392,7 @@ class Member:
         return time.monotonic() - self.heard_s > (limit_s if self.is_started else max(limit_s, _OPEN_S))
 
     def _read(self, path: str) -> str | None:
-        """Return what its own port answers, None if its status is not 200."""
+        """Return the answer of the worker's own port, None if its status is not 200."""
         try:
             with open_local(f"http://127.0.0.1:{self.health_port}/{path}", timeout=_TIMEOUT_S) as answer:
                 return str(answer.read().decode())

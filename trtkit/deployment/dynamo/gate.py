@@ -1,8 +1,9 @@
-"""A gate in front of Dynamo's frontend, which has no keys: requests without the API key are answered 401.
+"""A gate in front of Dynamo's frontend, which has no API keys: requests without the key are answered with 401.
 
-A connection carries one request, whose head is read and whose body is as long as it says, so that nothing reaches the
-frontend unseen: bodies without a length are refused, and a connection is closed after its answer. Answers pass through
-as they come, streams too; a client that disconnects disconnects from the frontend, which frees its slot.
+A connection carries one request, whose head is parsed and whose body has its declared length, so that nothing reaches
+the frontend unchecked: bodies without a length are refused, and a connection is closed after its answer. Answers,
+including streams, pass through as they arrive; if a client disconnects, the gate disconnects from the frontend, which
+frees the client's slot.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
 OPEN_PATHS = frozenset({"/health", "/live", "/metrics"})
-"""For probes and Prometheus, which have no key."""
+"""Open to probes and Prometheus, which have no key."""
 _Result = TypeVar("_Result")
 _HEAD_LIMIT, _PIECE = 64 << 10, 64 << 10
 _HEAD_S, _LINGER_S = 30.0, 2.0
-# Headers between two neighbors, and the key, which is the gate's own.
+# Hop-by-hop headers, and the key, which is for the gate only.
 _DROPPED = frozenset(
     {"connection", "keep-alive", "proxy-connection", "proxy-authorization", "te", "upgrade", "authorization"}
 )
 
 
 class RefusedError(Exception):
-    """A request that does not pass: its status, and code and message as OpenAI's errors have them."""
+    """A refused request: its status, and the code and message of an error in OpenAI's form."""
 
     def __init__(self, status: str, code: str | None, message: str) -> None:
         super().__init__(message)
@@ -48,7 +49,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class _Head:
-    """The head of a request. line: method, target and version. headers: in order, names as they came."""
+    """The head of a request. line: method, target and version. headers: in order, with names as received."""
 
     line: str
     headers: tuple[tuple[str, str], ...]
@@ -62,7 +63,7 @@ class _Head:
         return [value for key, value in self.headers if key.lower() == name]
 
     def body_length(self) -> int:
-        """Return how long the body is. Raises RefusedError if it does not say so once."""
+        """Return the length of the body. Raises RefusedError unless it is declared exactly once."""
         lengths = self.values("content-length")
         if self.values("transfer-encoding"):
             raise RefusedError("411 Length Required", None, "send the body with a Content-Length")
@@ -71,13 +72,13 @@ class _Head:
         return int(lengths[0]) if lengths else 0
 
     def forwarded(self) -> bytes:
-        """Return the head that the frontend gets: of the only request of its connection."""
+        """Return the head for the frontend: that of its connection's only request."""
         kept = [f"{name}: {value}" for name, value in self.headers if name.lower() not in _DROPPED]
         return "\r\n".join([self.line, *kept, "Connection: close", "", ""]).encode("latin-1")
 
 
 def _parse(data: bytes) -> _Head:
-    """Return a head. Raises RefusedError for what is not one of HTTP/1."""
+    """Return the parsed head. Raises RefusedError for anything but HTTP/1."""
     line, *lines = data.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     words = line.split(" ")
     if len(words) != 3 or words[2] not in {"HTTP/1.1", "HTTP/1.0"} or not words[1].startswith("/"):
@@ -92,10 +93,10 @@ def _parse(data: bytes) -> _Head:
 
 
 class Gate:
-    """A running gate; `close` ends it with its connections.
+    """A running gate; `close` ends it and its connections.
 
-    backend_port: the frontend's, on the loopback address. body_limit: bytes of the largest body that passes.
-    Raises OSError if nobody can listen at `host` and `port`.
+    backend_port: the frontend's, on the loopback address. body_limit: size of the largest accepted body in bytes.
+    Raises OSError if `host` and `port` cannot be bound.
     """
 
     def __init__(self, host: str, port: int, backend_port: int, api_key: str, body_limit: int) -> None:
@@ -131,7 +132,7 @@ class Gate:
         await asyncio.gather(*connections, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the request of a connection."""
+        """Answer a connection's request."""
         try:
             try:
                 head = await _read_head(reader)
@@ -160,9 +161,9 @@ class Gate:
             raise RefusedError("401 Unauthorized", "invalid_api_key", f"{message}: {fix}")
 
     async def _forward(self, head: _Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Let a request pass, and its answer come back until either side closes. Raises RefusedError, OSError."""
+        """Forward a request, and its answer until either side closes. Raises RefusedError, OSError."""
         length = head.body_length()
-        # The frontend has the same limit, but resets the connection on whoever still sends, which can lose its answer.
+        # The frontend has the same limit, but resets connections that are still sending, which can lose its answer.
         if length > self._body_limit:
             what = f"the body has {length} bytes, and the limit is {self._body_limit}"
             raise RefusedError("413 Content Too Large", None, what)
@@ -173,7 +174,7 @@ class Gate:
         sending = asyncio.ensure_future(_send(head.forwarded(), length, reader, backend))
         answering = asyncio.ensure_future(_pipe(answer, writer))
         try:
-            # What sends ends if the client disconnects, and waits for that otherwise.
+            # The sending task ends if the client disconnects, and otherwise waits for that.
             await asyncio.wait((sending, answering), return_when=asyncio.FIRST_COMPLETED)
             if answering.done() and not answering.result():
                 raise RefusedError("502 Bad Gateway", None, "the server closed the connection without an answer")
@@ -185,7 +186,7 @@ class Gate:
 
 
 async def _read_head(reader: asyncio.StreamReader) -> _Head | None:
-    """Return the head of the request, None if none came. Raises RefusedError."""
+    """Return the head of the request, None if none arrived. Raises RefusedError."""
     try:
         return _parse(await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _HEAD_S))
     except asyncio.LimitOverrunError:
@@ -195,7 +196,7 @@ async def _read_head(reader: asyncio.StreamReader) -> _Head | None:
 
 
 async def _send(head: bytes, length: int, reader: asyncio.StreamReader, backend: asyncio.StreamWriter) -> None:
-    """Send a request on, then wait until the client disconnects."""
+    """Forward a request, then wait until the client disconnects."""
     backend.write(head)
     while length:
         piece = await reader.read(min(_PIECE, length))
@@ -212,7 +213,7 @@ async def _send(head: bytes, length: int, reader: asyncio.StreamReader, backend:
 
 
 async def _pipe(answer: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Pass the answer on until the frontend closes the connection. Returns whether any of it came."""
+    """Forward the answer until the frontend closes the connection. Returns whether any of it arrived."""
     began = False
     with contextlib.suppress(OSError):
         while piece := await answer.read(_PIECE):
@@ -223,7 +224,7 @@ async def _pipe(answer: asyncio.StreamReader, writer: asyncio.StreamWriter) -> b
 
 
 async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Read what a refused client still sends: closing on it would discard the answer before it is read."""
+    """Drain what a refused client still sends: closing earlier would discard the answer before it is read."""
     if writer.can_write_eof():
         writer.write_eof()
     with contextlib.suppress(TimeoutError):

@@ -1,6 +1,6 @@
-"""Kubernetes manifests that serve a language model's bundle: a frontend and its workers, a GPU for each rank.
+"""Kubernetes manifests that serve a language model's bundle: a frontend and its workers, one GPU per rank.
 
-They are in one pod where a node has GPUs enough, else in a group of pods: the LeaderWorkerSet of
+They run in one pod if a node has enough GPUs, otherwise in a group of pods: the LeaderWorkerSet of
 https://github.com/kubernetes-sigs/lws, whose first pod has the frontend and rank 0.
 """
 
@@ -60,10 +60,10 @@ Needs prometheus-adapter, which takes the frontend's metric as it is. Its rule, 
 
 @dataclass(frozen=True)
 class DynamoClusterFacts:
-    """What is served where. name: of all objects. workers: in a pod, each on GPUs of its own: one per rank.
+    """What is served where. name: of all objects. workers: per pod, each on its own GPUs, one per rank.
 
-    nodes: that share a worker's ranks. queued: requests that may wait in a pod before another is added. tensorrt,
-    tensorrt_version: the library that built the bundle's plans.
+    nodes: number of nodes that share a worker's ranks. queued: requests that may wait in a pod before another is added.
+    tensorrt, tensorrt_version: the library that built the bundle's plans.
     """
 
     name: str
@@ -86,14 +86,14 @@ class DynamoClusterFacts:
 
     @property
     def target(self) -> tuple[str, str]:
-        """API version and kind of what is scaled."""
+        """API version and kind of the scaled object."""
         return ("apps/v1", "Deployment") if self.nodes == 1 else (_GROUPS, "LeaderWorkerSet")
 
 
 def cluster_facts(model: ServableBundle, workers: int = 1, gpus_per_node: int = GPUS_PER_NODE) -> DynamoClusterFacts:
-    """Return what serves a bundle on a cluster: a volume with room for it and for a newer one.
+    """Return the cluster facts of a bundle: a volume has room for it and for a newer version.
 
-    Raises DeployError for ranks that do not fill nodes, or several workers of which each needs several nodes.
+    Raises DeployError for ranks that do not fill nodes, or for several workers if each needs several nodes.
     """
     nodes = -(-model.ranks // gpus_per_node)
     if model.ranks % nodes:
@@ -115,12 +115,15 @@ def cluster_facts(model: ServableBundle, workers: int = 1, gpus_per_node: int = 
 
 
 def write_manifests(facts: DynamoClusterFacts, folder: Path) -> list[Path]:
-    """Write manifests and the Dockerfile of their image; return the files. Raises DeployError where that fails."""
+    """Write manifests and the Dockerfile of their image; return the files.
+
+    Raises DeployError if they cannot be written.
+    """
     return write_files(manifests(facts), folder)
 
 
 def manifests(facts: DynamoClusterFacts) -> dict[str, str]:
-    """Return file name to text."""
+    """Return the files' texts by name."""
     pods = {"deployment.yaml": to_yaml(_deployment(facts))}
     if facts.nodes > 1:
         pods = {"leaderworkerset.yaml": to_yaml(_group(facts), _GROUP_NOTE)}
@@ -139,9 +142,9 @@ def _image() -> str:
 
 
 def _dockerfile(facts: DynamoClusterFacts) -> str:
-    """Return what the pods run: the TensorRT that built the plans, since no other version loads them.
+    """Return the Dockerfile of the pods, with the TensorRT that built the plans, since no other version loads them.
 
-    A C compiler is for the launchers of Triton's kernels.
+    The C compiler is for the launchers of Triton's kernels.
     """
     wheel = f"trtkit-{__version__}-py3-none-any.whl"
     pin = f" {_PACKAGES[facts.tensorrt]}=={facts.tensorrt_version}" if facts.tensorrt_version else ""
@@ -163,7 +166,7 @@ def _deployment(facts: DynamoClusterFacts) -> Manifest:
 
 
 def _group(facts: DynamoClusterFacts) -> Manifest:
-    """Return groups of pods whose ranks torchrun joins; a group whose pod fails starts again as a whole."""
+    """Return groups of pods whose ranks torchrun connects; if a pod fails, its whole group is restarted."""
     volumes = [read_only("bundle", facts.name)]
     first, other = (pod(container, volumes, _GRACE_S) for container in (_container(facts), _member(facts)))
     scraped = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_PORT)}
@@ -188,7 +191,7 @@ def _container(facts: DynamoClusterFacts) -> Manifest:
 
 
 def _member(facts: DynamoClusterFacts) -> Manifest:
-    """Return what runs the ranks of a node: `trtkit serve`, which torchrun starts where there are several nodes."""
+    """Return the container that runs a node's ranks: `trtkit serve`, started by torchrun if there are several nodes."""
     serve = ["trtkit", "serve", _BUNDLE, "--name", facts.model, "--replicas", str(facts.workers)]
     serve += ["--host", "0.0.0.0", "--http-port", str(_PORT)]
     nodes = ["--nnodes", "$(LWS_GROUP_SIZE)", "--node-rank", "$(LWS_WORKER_INDEX)"]
@@ -213,7 +216,7 @@ def _member(facts: DynamoClusterFacts) -> Manifest:
 
 
 def _network_policy(facts: DynamoClusterFacts) -> Manifest:
-    """Return who reaches the frontend, and that the pods of a group reach each other."""
+    """Return the network policy: who reaches the frontend, and that the pods of a group reach each other."""
     policy = network_policy(facts.name, ("http",))
     if facts.nodes > 1:
         selector = {"matchLabels": {_GROUP_LABEL: facts.name}}

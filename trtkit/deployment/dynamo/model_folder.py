@@ -1,4 +1,4 @@
-"""What Dynamo's frontend reads of a bundle: tokenizer, config and chat template, checked before anything starts."""
+"""The files of a bundle that Dynamo's frontend reads (tokenizer, config, chat template), checked before any start."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ _AGAIN = "build it again with `trtkit build --no-cache`"
 
 @dataclass(frozen=True)
 class ServableBundle:
-    """A bundle that can be served. name: in requests. has_chat: whether it says how a conversation is written.
+    """A servable bundle. name: in requests. has_chat: whether it has a chat template.
 
-    ranks: that share it, each on a GPU. has_states: whether layers keep recurrent states. tensorrt,
-    tensorrt_version: the library that built its plans, which load in no other version.
-    lora: folders of its adapters by name, in place of those of all models. tool_call_parser, reasoning_parser: Dynamo's
-    names of what reads its answers.
+    ranks: number of ranks, each on its own GPU. has_states: whether layers keep recurrent states. tensorrt,
+    tensorrt_version: the library that built its plans, which load in no other version. lora: folders of its adapters by
+    name, overriding those for all models. tool_call_parser, reasoning_parser: Dynamo's names of the parsers of its
+    answers.
     """
 
     path: Path
@@ -41,9 +41,9 @@ class ServableBundle:
 
 
 def read_model(bundle: Path, name: str | None = None) -> ServableBundle:
-    """Return what can be served. name: in requests; the folder's by default.
+    """Return the bundle as a servable model. name: in requests; the folder's name by default.
 
-    Raises BundleError, and DeployError for what the frontend could not read.
+    Raises BundleError, and DeployError for files that the frontend could not read.
     """
     opened = open_bundle(bundle)
     folder = opened.path / "model"

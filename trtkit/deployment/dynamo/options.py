@@ -1,4 +1,4 @@
-"""How Dynamo serves a language model: the options of a fleet, and the command line of each worker."""
+"""Options of a fleet that serves language models with Dynamo, and the command line of each worker."""
 
 import argparse
 from dataclasses import dataclass, field
@@ -15,14 +15,13 @@ Router = Literal["kv", "round-robin", "least-loaded", "power-of-two", "random"]
 class DynamoOptions:
     """How to serve bundles.
 
-    replicas: workers of each model that answer. prefill_workers: more of them, which compute prompts for the others.
-    prefill_bundle: another build of the same model that these run, with its own slots and memory; see
-    `check_prefill_bundle`. serving: of each worker; `cache_dir` has a folder for each.
-    router: how requests are spread over several workers.
-    migrations: how often a request may go on at another worker when its own dies. body_mib: largest request.
-    api_key: what clients must send, if anything.
-    hang_timeout_s: how long a step of a worker may take before the worker is started again.
-    exit_timeout_s: how long requests may take to end when the fleet stops.
+    replicas: answering workers per model. prefill_workers: additional workers that compute prompts for the others.
+    prefill_bundle: another build of the same model for these, with its own slots and memory; see
+    `check_prefill_bundle`. serving: options of each worker; `cache_dir` gets one folder per worker. router: how
+    requests are distributed over several workers. migrations: how often a request may move to another worker when its
+    own dies. body_mib: size of the largest request. api_key: key that clients must send, if any. hang_timeout_s:
+    duration of a worker's step after which the worker is restarted. exit_timeout_s: time that running requests get when
+    the fleet stops.
     """
 
     host: str = "127.0.0.1"
@@ -40,20 +39,20 @@ class DynamoOptions:
 
     @property
     def url(self) -> str:
-        """The base URL for clients of OpenAI's API, as this machine reaches it."""
+        """The base URL for clients of the OpenAI API, as this machine reaches it."""
         return f"http://{reachable(self.host)}:{self.port}/v1"
 
 
 MODULE = "trtkit.deployment.dynamo.worker"
 BLOCK_SIZE = 16
-"""Tokens of a block, by which the router knows what a worker's cache holds."""
+"""Tokens per block, the unit in which the router tracks a worker's cache."""
 ADMIN_TOKEN = "TRTKIT_ADMIN_TOKEN"
-"""Variable with the secret that a request to a worker's own port must carry to change the worker."""
+"""Environment variable with the secret that a request to a worker's own port must carry to change the worker."""
 SLEEP, WAKE_UP = "sleep", "wake_up"
-"""Updates of a worker that free its GPU's memory, and load the model again."""
+"""Worker updates that free its GPU memory and load the model again."""
 SILENT = "trtkit_engine_silent_seconds"
 ASLEEP = "trtkit_asleep"
-"""A worker's metric: how long its engine's step takes by now. A fleet notices by it that an engine hangs."""
+"""A worker's metric: duration of its engine's current step so far. It lets a fleet detect a hung engine."""
 
 
 def worker_parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""Prompts computed by another build of a model than the one that answers."""
+"""Checks that one build of a model can compute prompts for another build, which answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SOURCE = "from the same source"
 
 
 def check_prefill_bundle(prompts: Bundle, answers: Bundle) -> None:
-    """Raise DeployError unless `prompts` computes what `answers` goes on from, for every prompt that it takes."""
+    """Raise DeployError unless `answers` can continue the caches of `prompts`, for every prompt that it accepts."""
     if prompts.manifest.interface != "tokens":
         raise DeployError(f"{prompts.path} does not hold a language model", _OPTION, f"build both {_SOURCE}")
     if weights_digest(prompts.manifest) != weights_digest(answers.manifest):
@@ -39,7 +39,7 @@ def check_prefill_bundle(prompts: Bundle, answers: Bundle) -> None:
 
 
 def _difference(prompts: Manifest, answers: Manifest) -> tuple[str, str]:
-    """Return how two models of different weights, precision or tokenizers differ, and how to build both."""
+    """Describe how two models differ in weights, precision or tokenizer, and how to build both."""
     if prompts.config.precision != answers.config.precision:
         what = f"`precision` is {prompts.config.precision}, not {answers.config.precision}"
         return what, "with the same `precision`"
@@ -57,13 +57,13 @@ def _has_draft(manifest: Manifest) -> bool:
 
 
 def _cache_kinds(manifest: Manifest) -> str:
-    """Return the types of the KV caches."""
+    """Return the data types of the KV caches."""
     inputs = (tensor for stage in manifest.stages for tensor in stage.inputs if tensor.feeder == "cache")
     return " and ".join(sorted({tensor.dtype for tensor in inputs}))
 
 
 def _differing_files(prompts: tuple[FileRecord, ...], answers: tuple[FileRecord, ...]) -> list[str]:
-    """Return the names of files whose contents only one of the two has."""
+    """Return the names of files whose contents differ or that only one of them has."""
     first, second = ({(Path(file.path).name, file.sha256) for file in files} for files in (prompts, answers))
     return sorted({name for name, _ in first ^ second})
 

@@ -1,4 +1,4 @@
-"""What Dynamo's frontend asks of a worker, as a prompt and its settings, and the chunks that answer it."""
+"""Requests of Dynamo's frontend to a worker as prompts and settings, and the chunks of their answers."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _SAMPLING += ["presence_penalty", "frequency_penalty", "repetition_penalty"]
 _STOPS = ["max_tokens", "min_tokens", "ignore_eos"]
 _OUTPUTS = ["logprobs", "prompt_logprobs"]
 _GUIDES = {"json": "guided_json", "regex": "guided_regex", "grammar": "guided_grammar", "choice": "guided_choice"}
-# Where trtkit's settings are, by Dynamo's group.
+# Where Dynamo's groups hold trtkit's settings.
 _GROUPS = {"sampling_options": _SAMPLING, "stop_conditions": _STOPS, "output_options": _OUTPUTS}
-# What the frontend does itself, or what is read below.
+# Settings that the frontend handles itself, or that are read below.
 _ELSEWHERE = {"stop", "include_stop_str_in_output", "skip_special_tokens", "return_tokens_as_token_ids"}
 _ELSEWHERE |= {"formatted_prompt", "guided_decoding"}
 _ELSEWHERE |= {"stop_token_ids", "stop_token_ids_visible", "stop_token_ids_hidden"}
-# Values that ask for nothing.
+# Values that request nothing.
 _NEUTRAL: Settings = {"use_beam_search": False, "length_penalty": 1.0}
 _SCHEDULING = {"priority": int, "user": str, "deadline_s": float}
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def default_settings(model: Path) -> Settings:
-    """Return what holds where a request says nothing: OpenAI's defaults, and before them the model's own.
+    """Return the settings of a request that sets none: the model's own, then OpenAI's defaults.
 
     model: a bundle's folder with `generation_config.json`.
     """
@@ -56,10 +56,10 @@ def default_settings(model: Path) -> Settings:
 
 
 def read_request(request: Fields, defaults: Settings, max_length: int) -> tuple[Prompt, SamplingParams]:
-    """Return the prompt and the settings of a request of Dynamo's.
+    """Return the prompt and the settings of a Dynamo request.
 
-    max_length: tokens that a slot holds; an answer without a limit goes that far.
-    Raises RequestError for what trtkit cannot do, SettingsError for values that are wrong.
+    max_length: capacity of a slot in tokens; an answer without a limit may fill it. Raises RequestError for unsupported
+    features, SettingsError for invalid values.
     """
     raise_problems(list(_refused(request)))
     settings = dict(defaults)
@@ -78,9 +78,9 @@ def read_request(request: Fields, defaults: Settings, max_length: int) -> tuple[
 
 
 def read_scheduling(request: Fields) -> SchedulingParams:
-    """Return what a request's annotations say about its turn: `priority:1`, `user:alice`, `deadline_s:2.5`.
+    """Return the scheduling parameters in a request's annotations: `priority:1`, `user:alice`, `deadline_s:2.5`.
 
-    A client sends them as `{"nvext": {"annotations": [...]}}`. Raises RequestError for values that are wrong.
+    A client sends them as `{"nvext": {"annotations": [...]}}`. Raises RequestError for invalid values.
     """
     annotations = (text.partition(":") for text in request.get("annotations") or ())
     values = {name: value for name, colon, value in annotations if colon and name in _SCHEDULING}
@@ -94,7 +94,7 @@ def read_scheduling(request: Fields) -> SchedulingParams:
 
 
 def _refused(request: Fields) -> Iterator[Problem]:
-    """Yield every setting that is neither done here nor by the frontend."""
+    """Yield every setting that neither trtkit nor the frontend supports."""
     values = {**(request.get("sampling_options") or {}), **(request.get("stop_conditions") or {})}
     more = (request.get("extra_args") or {}).get("sampling_options") or {}
     known = {*_ELSEWHERE, *_SAMPLING, *_STOPS}
@@ -114,14 +114,14 @@ def _guide(request: Fields) -> Settings:
 
 
 def _stop_ids(request: Fields, *, ignores_eos: bool) -> list[int]:
-    """Return the tokens that end the answer: those asked for, and the model's own unless they are ignored."""
+    """Return the tokens that end the answer: the requested ones, and the model's own unless they are ignored."""
     stops = request.get("stop_conditions") or {}
     kinds = ["stop_token_ids", "stop_token_ids_visible", *(() if ignores_eos else ("stop_token_ids_hidden",))]
     return list(dict.fromkeys(token for kind in kinds for token in stops.get(kind) or ()))
 
 
 def _images(media: Fields) -> list[bytes]:
-    """Return the files of a request's images. Raises RequestError for other media and for addresses."""
+    """Return the contents of a request's images. Raises RequestError for other media and for URLs to fetch."""
     for kind, items in media.items():
         if kind != "image_url" and items:
             raise RequestError(f"`{kind}` is not supported", "messages", "send text and images")
@@ -129,7 +129,7 @@ def _images(media: Fields) -> list[bytes]:
 
 
 def _image(url: str) -> bytes:
-    """Return the bytes in a data URL: this process fetches nothing from addresses that strangers give."""
+    """Return the bytes in a data URL: this process fetches nothing from addresses that clients supply."""
     head, _, data = url.partition(",")
     if not (head.startswith("data:image/") and head.endswith(";base64")):
         what = f"`{url[:60]}` is not an image in a data URL"
@@ -141,15 +141,15 @@ def _image(url: str) -> bytes:
 
 
 Chunk = dict[str, object]
-# OpenAI's protocol has numbers only.
+# OpenAI's protocol allows only numbers.
 _LEAST = -9999.0
 
 
 def chunk(delta: Delta, tokenizer: Tokenizer | None, *, has_logprobs: bool) -> Chunk:
-    """Return a delta as a chunk; the last one of a request carries how it ended, the usage, and the prompt's part.
+    """Return a delta as a chunk; a request's last one carries the finish reason, the usage and the prompt's data.
 
     Dynamo 1.6.1 ends a request at its first chunk with a finish reason: with several answers, only the last to end has
-    its own, and the frontend says `stop` for the others.
+    its own, and the frontend reports `stop` for the others.
     """
     data: Chunk = {"index": delta.index, "token_ids": list(delta.token_ids)}
     if has_logprobs:
@@ -175,7 +175,7 @@ def _usage(output: RequestOutput) -> Chunk:
 
 
 def _top(token: TokenLogprobs, tokenizer: Tokenizer | None) -> list[Chunk]:
-    """Return the most likely tokens of a place, best first."""
+    """Return the most likely tokens at a position, best first."""
     ranked = enumerate(token.top, 1)
     return [_entry(token, logprob, rank, tokenizer) for rank, (token, logprob) in ranked]
 
@@ -186,7 +186,7 @@ def _entry(token: int, logprob: float, rank: int, tokenizer: Tokenizer | None) -
 
 
 def _prompt_logprobs(tokens: Sequence[TokenLogprobs], tokenizer: Tokenizer | None) -> list[Chunk | None]:
-    """Return what the model made of each token of the prompt; nothing precedes the first."""
+    """Return the log probability of each prompt token; None for the first, which nothing precedes."""
     return [None, *(_prompt_place(token, tokenizer) for token in tokens)]
 
 

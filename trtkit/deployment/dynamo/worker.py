@@ -1,7 +1,7 @@
-"""One bundle as a worker of NVIDIA Dynamo: `python -m trtkit.deployment.dynamo.worker BUNDLE --name NAME`.
+"""One bundle as an NVIDIA Dynamo worker: `python -m trtkit.deployment.dynamo.worker BUNDLE --name NAME`.
 
-Dynamo's frontend applies chat templates, tokenizes, detokenizes, watches for stop strings and parses tool calls; the
-worker gets token ids and gives token ids. It finds the frontend by Dynamo's environment: `DYN_FILE_KV` and others.
+Dynamo's frontend applies chat templates, tokenizes, detokenizes, detects stop strings and parses tool calls; the worker
+receives and returns token ids. It finds the frontend through Dynamo's environment variables, such as `DYN_FILE_KV`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class BundleWorker(LLMEngine):
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[BundleWorker, WorkerConfig]:
-        """Return the worker of a command line, and how it is registered."""
+        """Return the worker for a command line, and its registration."""
         parser = worker_parser()
         options = parser.parse_args(argv)
         if options.serving.lora and options.role != "agg":
@@ -124,7 +124,7 @@ class BundleWorker(LLMEngine):
         return EngineConfig(str(self._model), llm=registration)
 
     async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
-        """Answer a request token by token. Ending the generator, or `abort`, frees its slot."""
+        """Answer a request token by token. Closing the generator, or `abort`, frees its slot."""
         llm = self._opened
         text = llm.thread.frontend.text
         name = self._names[context.id()] = f"{context.id()}/{next(self._numbers)}"
@@ -151,42 +151,42 @@ class BundleWorker(LLMEngine):
                 self._prefill.result(name)
 
     async def abort(self, context: Context) -> None:
-        """End a request whose client has gone."""
+        """Abort a request whose client has disconnected."""
         name = self._names.get(context.id())
         if name is not None:
             await self._opened.abort(name)
 
     async def health_check_payload(self) -> dict[str, object]:
-        """Return the request that an idle worker is probed with."""
+        """Return the request with which an idle worker is probed."""
         return {"token_ids": [0], "stop_conditions": {"max_tokens": 1}, "sampling_options": {"temperature": 0.0}}
 
     async def kv_event_sources(self) -> list[KvEventSource]:
-        """Return where the router is told what the cache holds."""
+        """Return the sources from which the router learns the cache's contents."""
         return [PushSource(self._begin_events)]  # type: ignore[arg-type]
 
     def component_metrics_dp_ranks(self) -> list[int]:
-        """Return the ranks whose load is told."""
+        """Return the ranks whose load is reported."""
         return [0]
 
     def attach_snapshot_publisher(self, publisher: LoadPublisher) -> None:
         self._cache.load = publisher
 
     async def register_prometheus(self, metrics: EngineMetrics) -> None:
-        """Put the engine's counts among the process's metrics."""
+        """Add the engine's metrics to the process's metrics."""
         register_engine_registry(metrics, engine_registry(self._opened.thread))
 
     def supported_updates(self) -> set[str]:
-        """Return what `POST /engine/update/<name>` of this worker's own port takes: nothing without a token.
+        """Return the updates that `POST /engine/update/<name>` on this worker's own port accepts: none without a token.
 
-        Sleeping is not among Dynamo's controls, since Dynamo takes a worker out of service before it asks the worker
-        whether it obeys. Caches of adapters are not sent, so workers that share prompts take none.
+        Sleeping is not one of Dynamo's own controls, since Dynamo takes a worker out of service before it asks whether
+        the worker complies. Caches of adapters are not transferred, so disaggregated workers accept no adapters.
         """
         if not self._admin_token:
             return set()
         return {SLEEP, WAKE_UP, *((LOAD, UNLOAD) if self._options.role == "agg" else ())}
 
     async def engine_update(self, update: str, body: dict[str, object]) -> dict[str, object]:
-        """Sleep, wake up, load or unload a LoRA adapter, for whoever knows the token. What is raised is an HTTP 500."""
+        """Sleep, wake up, load or unload a LoRA adapter, if the request has the token. Exceptions become HTTP 500."""
         token = body.get("token") if isinstance(body, dict) else None
         if not isinstance(token, str) or not hmac.compare_digest(token.encode(), self._admin_token.encode()):
             raise InvalidArgument(f"{update}: `token` is missing or wrong; `trtkit serve --json` prints it")
@@ -203,12 +203,12 @@ class BundleWorker(LLMEngine):
         return {"status": "ok"}
 
     async def on_endpoint_ready(self, endpoint: Endpoint) -> None:
-        """Announce the adapters that are loaded."""
+        """Announce the loaded adapters."""
         llm = self._opened
         await self._adapters.serve(endpoint, llm, llm.thread.frontend.text.max_length)
 
     async def is_quiescent(self) -> bool:
-        """Return whether this worker may end: nobody reads from it."""
+        """Return whether this worker may exit: no loan can still be read."""
         return self._prefill is None or self._prefill.is_quiescent()
 
     async def cleanup(self) -> None:
@@ -218,7 +218,7 @@ class BundleWorker(LLMEngine):
             await asyncio.to_thread(llm.close)
 
     async def _sleep(self) -> None:
-        """Free the GPU's memory once the requests that run have ended; new ones go to other workers."""
+        """Free the GPU memory once running requests have ended; new ones go to other workers."""
         await self._list(is_listed=False)
         try:
             await self._opened.sleep()
@@ -227,7 +227,7 @@ class BundleWorker(LLMEngine):
             raise
 
     async def _list(self, *, is_listed: bool) -> None:
-        """Let the frontend send requests here, or no longer."""
+        """List this worker at the frontend for requests, or unlist it."""
         endpoint = self._adapters.endpoint
         if endpoint is None:
             raise EngineShutdown("the worker does not serve yet")
@@ -236,7 +236,7 @@ class BundleWorker(LLMEngine):
             self._is_listed = is_listed
 
     def _open_transfers(self) -> None:
-        """Open what this worker's role needs."""
+        """Open the cache transfers that this worker's role needs."""
         options = self._options
         if options.role != "agg":
             require_nixl()
@@ -246,13 +246,13 @@ class BundleWorker(LLMEngine):
             self._decode = Decode(options.transfer_s)
 
     def _after_step(self, engine: Engine) -> None:
-        """Tell the router and lend what the step has computed; in the engine's thread."""
+        """Report the step's cache changes to the router and lend the caches it completed; in the engine's thread."""
         self._cache.update(engine)
         if self._prefill is not None:
             self._prefill.update(engine)
 
     def _begin_events(self, publisher: EventPublisher) -> None:
-        """Take what the cache's contents are told to, and tell it what is held already."""
+        """Set the publisher of cache events, and report the current contents to it."""
         self._cache.events = publisher
         self._opened.thread.run(self._cache.update)
 
@@ -263,9 +263,9 @@ class BundleWorker(LLMEngine):
         return self._llm
 
     def _told(self, error: TrtkitError) -> Exception:
-        """Return an error as Dynamo knows it: a wrong request, a full queue, or an engine that has ended.
+        """Return an error as Dynamo's kind: an invalid request, a full queue, or a stopped engine.
 
-        Dynamo sends nothing more to a worker that says it has ended, and the request to another.
+        Dynamo sends nothing more to a worker that reports it has stopped, and retries the request elsewhere.
         """
         if isinstance(error, (RequestError, SourceError)):  # a source is an image that cannot be read
             return InvalidArgument(_one_line(error))
@@ -283,7 +283,7 @@ def _served_name(options: argparse.Namespace) -> str:
 
 
 def _one_line(error: TrtkitError) -> str:
-    """Return an error's first problems and their fixes in one line."""
+    """Return an error's first problems and their fixes on one line."""
     problems: Sequence[Problem | TrtkitError] = error.problems if isinstance(error, ProblemsError) else (error,)
     parts = [f"{problem.where}: {problem.what}" if problem.where else problem.what for problem in problems]
     fixes = [f"{part} ({problem.fix})" if problem.fix else part for part, problem in zip(parts, problems, strict=True)]
@@ -292,7 +292,7 @@ def _one_line(error: TrtkitError) -> str:
 
 
 class EngineCollector(Collector):
-    """Reads an engine's counts whenever they are requested."""
+    """Collects an engine's metrics on request."""
 
     def __init__(self, thread: EngineThread) -> None:
         self._thread = thread

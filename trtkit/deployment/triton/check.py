@@ -1,4 +1,4 @@
-"""Compare a model on a server with the bundle that it should be: interface, files and answers."""
+"""Comparison of a served model with its bundle: interface, files and answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OLD_STATUS: dict[Verdict, str] = {
 
 @dataclass(frozen=True)
 class ModelReport:
-    """A served model. differences: from the bundle, in sentences. known: what became of the known request."""
+    """A served model. differences: from the bundle, in sentences. known: the result of the known request."""
 
     name: str
     version: str
@@ -55,20 +55,20 @@ class ServerReport:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether every model is ready and as its bundle says."""
+        """Whether every model is ready and matches its bundle."""
         if any(model.state != "READY" for model in self.models):
             return "FAIL (not ready)"
         return "FAIL (differs from the bundle)" if any(model.differences for model in self.models) else "PASS"
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON data. `status` is the verdict's old name."""
+        """Return JSON data. `status` is the former name of the verdict."""
         return {**asdict(self), "verdict": self.verdict, "status": _OLD_STATUS[self.verdict]}
 
 
 def check_server(client: Client, model: str | None, bundle: Bundle | None) -> ServerReport:
-    """Return what the server has: of `model`, or of all models where neither it nor a bundle is given.
+    """Return the report of a server: on `model`, or on all models if neither it nor a bundle is given.
 
-    Raises DeployError where the server is not there, has no such model, or refuses the known request.
+    Raises DeployError if the server is unreachable, lacks the model, or refuses the known request.
     """
     if not client.is_live():
         raise DeployError("the server is not live", str(client.address))
@@ -86,7 +86,7 @@ def check_server(client: Client, model: str | None, bundle: Bundle | None) -> Se
 
 
 def _name_of(bundle: Bundle, names: Sequence[str]) -> str:
-    """Return the model that the bundle most likely is on the server."""
+    """Return the name of the served model that most likely is the bundle."""
     own_name = bundle.manifest.name
     if own_name in names:
         return own_name
@@ -117,9 +117,9 @@ def _check_model(client: Client, entry: dict[str, str], bundle: Bundle | None) -
 
 
 def _manifest_differences(client: Client, served: ServedInterface, bundle: Bundle, *, has_known: bool) -> list[str]:
-    """Return how tensors and batch differ from the engine's, of the model itself or the ensemble's step that runs it.
+    """Return how tensors and batch differ from the engine's, for the model or for the ensemble step that runs it.
 
-    A model in front of the engine has tensors of its own, which the known request speaks for; so has a language model.
+    A model in front of the engine has its own tensors, which the known request covers; so does a language model.
     """
     manifest = bundle.manifest
     if manifest.interface == "tokens":
@@ -134,7 +134,7 @@ def _manifest_differences(client: Client, served: ServedInterface, bundle: Bundl
 
 
 def _shared_tensors(served: ServedInterface, bundle: Bundle) -> int:
-    """Return how many inputs and outputs are called as the engine's."""
+    """Return how many inputs and outputs have the same names as the engine's."""
     manifest = bundle.manifest
     pairs = ((served.inputs, manifest.inputs), (served.outputs, manifest.outputs))
     return sum(len({tensor.name for tensor in ours} & {tensor.name for tensor in built}) for ours, built in pairs)
@@ -153,7 +153,7 @@ def _engine_differences(served: ServedInterface, bundle: Bundle) -> list[str]:
 
 
 def _tensor_differences(kind: str, served: Sequence[ServedTensor], built: Sequence[IoRecord]) -> list[str]:
-    """Return a sentence for each tensor that is missing, unknown, or of another type or shape."""
+    """Return a sentence for each tensor that is missing, unknown, or of a different type or shape."""
     by_name, differences = {tensor.name: tensor for tensor in served}, []
     for record in built:
         tensor = by_name.pop(record.name, None)
@@ -170,7 +170,7 @@ def _tensor_differences(kind: str, served: Sequence[ServedTensor], built: Sequen
 
 
 def _known_interface(served: ServedInterface, known: KnownRequest) -> list[str]:
-    """Return why the known request could not be sent, or its answer not be had."""
+    """Return why the known request could not be sent or answered."""
     differences = []
     for kind, arrays, tensors in (("input", known.inputs, served.inputs), ("output", known.outputs, served.outputs)):
         by_name = {tensor.name: tensor for tensor in tensors}
@@ -193,7 +193,7 @@ def _fits(shape: tuple[int, ...], served: tuple[int, ...]) -> bool:
 
 
 def _ask(client: Client, served: ServedInterface, known: KnownRequest) -> list[str]:
-    """Send the known request; return how the answer differs."""
+    """Send the known request; return how the answers differ."""
     call = client.stream if served.is_decoupled else client.infer
     answer = call(served.name, known.inputs, list(known.outputs))
     differences = []
@@ -205,7 +205,10 @@ def _ask(client: Client, served: ServedInterface, known: KnownRequest) -> list[s
 
 
 def answer_difference(answer: Array | None, expected: Array, tolerance: float, *, is_stream: bool) -> str:
-    """Return how an output differs, nothing if it does not. is_stream: pieces in a row represent the whole."""
+    """Describe how an output differs; empty if it does not.
+
+    is_stream: whether pieces must be joined before comparing.
+    """
     if answer is None:
         return "was not answered"
     if is_stream:

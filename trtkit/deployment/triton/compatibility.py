@@ -23,17 +23,17 @@ _REBUILD = "build the bundle again with TensorRT {version}"
 
 
 def check_backend(library: BackendRecord, backend: str) -> None:
-    """Raise DeployError where Triton's `backend` never loads plans of `library`: RTX plans in `tensorrt`."""
+    """Raise DeployError if Triton's `backend` never loads plans of `library`, such as RTX plans in `tensorrt`."""
     if backend == "tensorrt" and library.name != "tensorrt":
         what = _OTHER_LIBRARY.format(library=f"{library.name} {library.version}")
         raise DeployError(what, fix="serve it with the Python backend, on trtkit's runtime")
 
 
 def check_tensorrt(library: BackendRecord, version: str, where: str, *, is_version_compatible: bool = False) -> None:
-    """Raise DeployError where the `tensorrt` backend of a server with TensorRT `version` cannot load the plan.
+    """Raise DeployError if the `tensorrt` backend of a server with TensorRT `version` cannot load the plan.
 
-    A plan fits the same major, minor and patch; one built version compatible fits later ones of its major version.
-    where: what has that version, such as the release.
+    A plan loads with the same major, minor and patch version; one built as version compatible also loads with later
+    versions of the same major version. where: what has that version, such as the release.
     """
     check_backend(library, "tensorrt")
     if is_version_compatible:
@@ -52,7 +52,7 @@ def check_tensorrt(library: BackendRecord, version: str, where: str, *, is_versi
 def check_release(
     library: BackendRecord, release: Release, backend: str, *, is_version_compatible: bool = False
 ) -> None:
-    """Raise DeployError where the release's `backend` cannot load the plan, or nothing says that it can."""
+    """Raise DeployError if the release's `backend` cannot load the plan, or if that is unknown."""
     check_backend(library, backend)
     if backend != "tensorrt":
         return
@@ -65,7 +65,7 @@ def check_release(
 
 
 def choose_release(library: BackendRecord, backend: str) -> Release:
-    """Return the newest release that serves the plan. Raises DeployError where none is known."""
+    """Return the newest release that can serve the plan. Raises DeployError if none is known."""
     check_backend(library, backend)
     if backend != "tensorrt":
         return newest_release()
@@ -88,7 +88,7 @@ def release_warning(release: Release) -> str | None:
 
 
 def server_warning(version: str) -> str | None:
-    """Return why a server with Triton `version` should stay where strangers do not reach it, None if it need not."""
+    """Return why a server with Triton `version` should not be exposed to untrusted clients, None if it may be."""
     minimum = find_release(MINIMUM_RELEASE).triton
     if minimum is None or _major_minor(version) >= _major_minor(minimum):
         return None
@@ -99,7 +99,7 @@ def server_warning(version: str) -> str | None:
 
 
 def newer_server(version: str) -> str | None:
-    """Return what to know of a server with Triton `version` that is not the newest known, None for the newest."""
+    """Return a remark on a server whose Triton `version` is not the newest known, None for the newest."""
     newest = newest_release()
     if newest.triton is None or _major_minor(version) >= _major_minor(newest.triton):
         return None
@@ -107,7 +107,7 @@ def newer_server(version: str) -> str | None:
 
 
 def running_release(environment: Mapping[str, str] = os.environ) -> Release | None:
-    """Return the release whose container this is, None outside of one or where it is not known."""
+    """Return the release whose container this is; None outside of containers and for unknown releases."""
     name = environment.get("NVIDIA_TRITON_SERVER_VERSION", "")
     try:
         return find_release(name)
@@ -120,14 +120,14 @@ def _major_minor(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-# The oldest that trtkit takes for safe: NVIDIA's security bulletins of 2025 and 2026 name faults of older releases.
+# The oldest release considered safe: NVIDIA's security bulletins of 2025 and 2026 list vulnerabilities of older ones.
 MINIMUM_RELEASE = "26.03"
 SUPPORT_MATRIX = "https://docs.nvidia.com/deeplearning/frameworks/support-matrix/index.html"
 
 
 @dataclass(frozen=True)
 class Release:
-    """A container release, such as `26.07`, and the versions in it; None if no page that was read states one.
+    """A container release, such as `26.07`, and the versions in it; None if no consulted page states one.
 
     sources: by field, the page that states it. read: when the pages were read, as `2026-11-21`.
     """
@@ -142,12 +142,12 @@ class Release:
 
     @property
     def image(self) -> str:
-        """The container with all of Triton's own backends, TensorRT's among them."""
+        """The container with all of Triton's own backends, including TensorRT's."""
         return f"nvcr.io/nvidia/tritonserver:{self.name}-py3"
 
     @property
     def is_safe(self) -> bool:
-        """Whether it is at least the release that trtkit asks for."""
+        """Whether it is at least the oldest safe release."""
         return self.name >= MINIMUM_RELEASE
 
 
@@ -159,12 +159,12 @@ def releases() -> tuple[Release, ...]:
 
 
 def newest_release() -> Release:
-    """Return the newest release that is known."""
+    """Return the newest known release."""
     return releases()[-1]
 
 
 def find_release(name: str) -> Release:
-    """Return the release called `name`. Raises DeployError with those that are known."""
+    """Return the release called `name`. Raises DeployError that lists the known ones."""
     matches = [release for release in releases() if release.name == name]
     if not matches:
         known = ", ".join(release.name for release in releases())
@@ -173,7 +173,7 @@ def find_release(name: str) -> Release:
 
 
 def with_tensorrt(version: str) -> tuple[Release, ...]:
-    """Return the releases, newest first, that carry TensorRT `version`, compared as far as both are given."""
+    """Return the releases, newest first, with TensorRT `version`, compared to the precision that both have."""
     return tuple(
         release for release in reversed(releases()) if release.tensorrt and same_version(release.tensorrt, version)
     )

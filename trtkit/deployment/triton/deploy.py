@@ -1,4 +1,4 @@
-"""Put a bundle into a model repository of Triton Inference Server."""
+"""Deployment of a bundle to a model repository of Triton Inference Server."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ Form = Literal["auto", "tensors", "pipeline"]
 
 @dataclass(frozen=True)
 class DeployRequest:
-    """What is to be served. name: the bundle's own when empty. recognizer: reads the lines that the bundle finds.
+    """What to serve. name: if empty, the bundle's own. recognizer: reads the lines that the bundle detects.
 
-    release: of Triton that must be able to load it, any where empty.
+    release: Triton release that must be able to load it; any if empty.
     """
 
     bundle: Bundle
@@ -54,7 +54,7 @@ class DeployRequest:
 
 @dataclass(frozen=True)
 class Deployment:
-    """What was deployed, or in a dry run would be. notes: remarks for the user, in sentences."""
+    """A deployment, written or, in a dry run, planned. notes: remarks for the user, in sentences."""
 
     placements: tuple[PlacedModel, ...]
     notes: tuple[str, ...]
@@ -88,9 +88,9 @@ def deploy(
     *,
     is_dry_run: bool,
 ) -> Deployment:
-    """Write the models into `repository`, or only say what would be written.
+    """Write the models into `repository`, or in a dry run only return what would be written.
 
-    Raises BundleError where a file of a bundle is not the one that was built, DeployError where it cannot be served.
+    Raises BundleError if a file of a bundle is not the one that was built, DeployError if the bundle cannot be served.
     """
     on_progress("checking the bundle")
     notes = [note for bundle in request.bundles for note in _checked(bundle)]
@@ -109,7 +109,7 @@ def deploy(
 
 
 def served_models(request: DeployRequest, options: DeployOptions) -> list[DeployedModel]:
-    """Return the models that serve the bundle, those that others use first; clients call the last one."""
+    """Return the models that serve the bundle, dependencies first; clients call the last one."""
     bundle, form = request.bundle, request.form
     if "llm" in options.model_fields_set and bundle.manifest.interface != "tokens":
         raise DeployError("the bundle does not hold a language model", "--set llm", "leave it out")
@@ -132,7 +132,7 @@ def served_models(request: DeployRequest, options: DeployOptions) -> list[Deploy
 
 
 def _checked(bundle: Bundle) -> list[str]:
-    """Return what to know of the bundle. Raises where its files are not those that were built, or were found wrong."""
+    """Return remarks on the bundle. Raises if its files are not those that were built, or if it failed verification."""
     refuse_links(bundle.path.resolve())
     bundle.check_files()
     manifest, notes = bundle.manifest, []
@@ -152,7 +152,7 @@ def _checked(bundle: Bundle) -> list[str]:
 
 
 def _answer(request: DeployRequest, served: DeployedModel, options: DeployOptions) -> ImageAnswer | None:
-    """Return what a pipeline answers to an image, None if it is not a pipeline."""
+    """Return a pipeline's answer to an image, None if it is not a pipeline."""
     if request.recognizer is not None:
         return page_answer(request.bundle, request.recognizer)
     return image_answer(request.bundle, served, options) if served.kind == "pipeline" else None
@@ -168,13 +168,13 @@ _INSTEAD = {
     "top_k": "leave it out: clients send `top_k` with a request",
     "response_cache": "leave it out: answers come in pieces, which Triton does not cache",
 }
-"""What other models have, and what to do instead: requests wait for a slot in trtkit's own queue, not in Triton's."""
+"""Options of other models and their alternatives: requests wait in trtkit's own queue for slots, not in Triton's."""
 RUNNER = "trtkit.deployment.triton.backend.llm:LlmModel"
 _WITH_IMAGES, _WITH_ADAPTERS = "image", "lora_name"
 
 
 def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> DeployedModel:
-    """Return the bundle as one model. Raises DeployError where an option makes no sense for it."""
+    """Return the bundle as one model. Raises DeployError for options that do not apply to it."""
     manifest = bundle.manifest
     _check(options)
     serving = options.serving
@@ -207,7 +207,7 @@ def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> DeployedMode
 
 
 def _check(options: DeployOptions) -> None:
-    """Raise DeployError where an option was set that a language model does not have."""
+    """Raise DeployError if an option is set that a language model does not have."""
     queue = options.queue.model_fields_set if "queue" in options.model_fields_set else set()
     names = options.model_fields_set | {f"queue.{name}" for name in queue}
     for name, fix in _INSTEAD.items():

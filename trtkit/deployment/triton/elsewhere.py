@@ -1,4 +1,4 @@
-"""How another machine serves a repository: command lines of a container and of tritonserver, Kubernetes manifests."""
+"""Serving a repository on another machine: command lines of a container and of tritonserver, Kubernetes manifests."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ DOCKERFILE = "Dockerfile"
 
 
 def check_models(models: Sequence[DeployedModel], name: str) -> None:
-    """Raise DeployError where a release of Triton cannot load one of the models."""
+    """Raise DeployError if the Triton release `name` cannot load one of the models."""
     release = find_release(name)
     for model in models:
         if model.bundle is not None:
@@ -60,7 +60,7 @@ def check_models(models: Sequence[DeployedModel], name: str) -> None:
 
 
 def container_notes(repository: Path) -> list[str]:
-    """Return how the repository is served from a container, or why none is known."""
+    """Return how to serve the repository from a container, or why no container is known."""
     try:
         facts = container_facts(read_repository(repository))
     except DeployError as error:
@@ -72,7 +72,7 @@ def container_notes(repository: Path) -> list[str]:
 
 
 def write_cluster(repository: Path, name: str, folder: Path) -> list[Path]:
-    """Write manifests, and a Dockerfile where models need trtkit; return the files. Raises DeployError."""
+    """Write manifests, and a Dockerfile if models need trtkit; return the files. Raises DeployError."""
     facts = container_facts(read_repository(repository))
     files = write_manifests(cluster_facts(name, repository, facts), folder)
     if facts.needs_trtkit:
@@ -114,12 +114,12 @@ class TritonClusterFacts:
 
 
 def cluster_facts(name: str, repository: Path, container: ContainerFacts) -> TritonClusterFacts:
-    """Return what serves a repository on a cluster: a volume with room for it and as much again for new versions."""
+    """Return the cluster facts of a repository: a volume has room for it and for new versions of the same size."""
     return TritonClusterFacts(cluster_name(name), container, storage_gib=room_gib(repository))
 
 
 def manifests(facts: TritonClusterFacts) -> dict[str, str]:
-    """Return file name to YAML: Deployment, Service, autoscaler, volume claim, network policy."""
+    """Return manifests as YAML by file name: Deployment, Service, autoscaler, volume claim, network policy."""
     return {
         "deployment.yaml": to_yaml(_deployment(facts)),
         "service.yaml": to_yaml(service(facts.name, _PORTS)),
@@ -130,7 +130,7 @@ def manifests(facts: TritonClusterFacts) -> dict[str, str]:
 
 
 def write_manifests(facts: TritonClusterFacts, folder: Path) -> list[Path]:
-    """Write the manifests; return the files. Raises DeployError where the folder cannot be written."""
+    """Write the manifests; return the files. Raises DeployError if the folder cannot be written."""
     return write_files(manifests(facts), folder)
 
 
@@ -169,7 +169,7 @@ def _container(facts: TritonClusterFacts) -> Manifest:
 
 
 def _liveness(facts: TritonClusterFacts) -> Manifest:
-    """Return what tells that the pod must be restarted: Triton stays live when a Python model's process is gone."""
+    """Return the liveness probe: Triton itself reports live even when a Python model's process is gone."""
     if facts.container.needs_trtkit:
         return {"exec": {"command": ["python3", "-P", "-m", "trtkit.deployment.triton.health", str(_PORTS["http"])]}}
     return probe("/v2/health/live")
@@ -185,10 +185,11 @@ _EXTRAS = "rtx,torch,llm,verify"
 
 @dataclass(frozen=True)
 class ContainerFacts:
-    """What a container must have to serve a repository.
+    """Requirements of a container that serves a repository.
 
-    release: of Triton. needs_trtkit: models of the Python backend import it. gpus: how many; 0 for none.
-    flags: of tritonserver beyond the safe defaults. shm_mib: memory that the Python backend shares with its processes.
+    release: of Triton. needs_trtkit: whether models of the Python backend import it. gpus: number of GPUs, 0 for none.
+    flags: of tritonserver in addition to the safe defaults. shm_mib: memory that the Python backend shares with its
+    processes.
     """
 
     release: Release
@@ -199,17 +200,20 @@ class ContainerFacts:
 
     @property
     def image(self) -> str:
-        """NVIDIA's container, or the one that `dockerfile` makes of it."""
+        """NVIDIA's container, or the one that `dockerfile` derives from it."""
         return f"trtkit-triton:{self.release.name}" if self.needs_trtkit else self.release.image
 
     @property
     def arguments(self) -> list[str]:
-        """The server's arguments in the container: no model comes from a client."""
+        """The server's arguments in the container: clients cannot load models."""
         return [f"--model-repository={MODELS}", "--model-control-mode=none", *self.flags]
 
 
 def container_facts(models: Sequence[RepositoryModel]) -> ContainerFacts:
-    """Return what serves these models. Raises DeployError where no one known release loads all their plans."""
+    """Return the container facts of these models.
+
+    Raises DeployError if no single known release loads all their plans.
+    """
     records = [json.loads(file.read_text("utf-8")) for model in models for file in _deployments(model)]
     needed = {
         choose_release(BackendRecord.model_validate(record["backend_library"]), record["backend"])
@@ -225,7 +229,7 @@ def container_facts(models: Sequence[RepositoryModel]) -> ContainerFacts:
 
 
 def docker_command(facts: ContainerFacts, repository: Path, endpoints: Endpoints | None = None) -> str:
-    """Return the `docker run` line: reached from this machine alone, unless the endpoints say otherwise."""
+    """Return the `docker run` command: reachable from this machine only, unless the endpoints widen that."""
     ends = endpoints or Endpoints()
     ports = zip((ends.http_port, ends.grpc_port, ends.metrics_port), (8000, 8001, 8002), strict=True)
     parts = [
@@ -241,7 +245,7 @@ def docker_command(facts: ContainerFacts, repository: Path, endpoints: Endpoints
 
 
 def dockerfile(facts: ContainerFacts) -> str:
-    """Return the Dockerfile of the image that Python models are served from: NVIDIA's container and trtkit."""
+    """Return the Dockerfile of the image for Python models: NVIDIA's container with trtkit."""
     wheel = f"trtkit-{__version__}-py3-none-any.whl"
     return "\n".join(
         [

@@ -1,4 +1,4 @@
-"""Where a server listens, and what its HTTP endpoint says of itself; needs no client library."""
+"""A server's addresses, and the state that its HTTP endpoint reports; needs no client library."""
 
 import http.client
 import json
@@ -28,7 +28,7 @@ class Endpoints:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether the server is reachable from this machine only."""
         return process.is_loopback(self.host)
 
     @property
@@ -51,7 +51,7 @@ class Endpoints:
         return process.reachable(self.host)
 
     def check_free(self) -> None:
-        """Raise DeployError where a port is taken, given twice, or the host is not this machine's."""
+        """Raise DeployError if a port is taken or used twice, or if the host is not this machine's."""
         chosen = {"--http-port": self.http_port, "--grpc-port": self.grpc_port, "--metrics-port": self.metrics_port}
         for option, port in chosen.items():
             if list(chosen.values()).count(port) > 1:
@@ -74,12 +74,12 @@ class ModelState:
 
 
 def free_ports(host: str = "127.0.0.1") -> Endpoints:
-    """Return endpoints on ports that nobody listens on now."""
+    """Return endpoints on ports that are free now."""
     return Endpoints(host, *process.free_ports(3, host))
 
 
 def is_live(endpoints: Endpoints) -> bool:
-    """Whether the server answers; it does once its models are loaded or have failed."""
+    """Whether the server answers, which it does once its models have loaded or failed."""
     try:
         with process.open_local(f"{endpoints.http}/v2/health/live", timeout=_TIMEOUT_S) as answer:
             return bool(answer.status == 200)
@@ -103,14 +103,14 @@ def model_states(endpoints: Endpoints) -> list[ModelState]:
 
 
 def model_config(endpoints: Endpoints, state: ModelState) -> dict[str, Any]:
-    """Return the configuration of a model that is ready, as the server completed it. Raises DeployError."""
+    """Return the configuration of a ready model, as completed by the server. Raises DeployError."""
     path = f"{quote(state.name, safe='')}/versions/{quote(state.version, safe='')}"
     config: dict[str, Any] = _ask(f"{endpoints.http}/v2/models/{path}/config", None)
     return config
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether a process of this machine listens on a TCP port."""
+    """Whether a process on this machine listens on a TCP port."""
     sockets = {f"socket:[{inode}]" for inode in _listeners(port)}
     try:
         return any(str(entry.readlink()) in sockets for entry in Path(f"/proc/{pid}/fd").iterdir())

@@ -15,7 +15,7 @@ def ensemble(
     inputs: tuple[TritonTensor, ...],
     outputs: tuple[TritonTensor, ...],
 ) -> DeployedModel:
-    """Return the model that clients call. steps: in order; each takes what `inputs` or steps before it give by name."""
+    """Return the model that clients call. steps: in order; each takes tensors of `inputs` or earlier steps by name."""
     first = steps[0]
     sections = (
         Section("What clients call: each step runs inside the server, tensors never leave it.", {"name": name}),
@@ -35,10 +35,10 @@ def ensemble(
 def _step_fields(
     steps: Sequence[DeployedModel], inputs: tuple[TritonTensor, ...], outputs: tuple[TritonTensor, ...]
 ) -> list[dict[str, Any]]:
-    """Return the steps as ModelConfig has them.
+    """Return the steps in ModelConfig's form.
 
-    What goes between two steps is called after the step that gives it: a network's input may have the name of a
-    picture's, and clients can ask for no tensor by mistake. What nobody takes is not mapped, which Triton refuses.
+    A tensor between two steps is prefixed with the step that produces it: a network's input may have the name of a
+    picture's, and clients cannot request a tensor by mistake. Unused outputs are not mapped, since Triton refuses them.
     """
     needed = _needed(steps, outputs)
     last_giver = {tensor.name: step.name for step in steps for tensor in step.outputs}
@@ -56,7 +56,7 @@ def _step_fields(
 
 
 def _needed(steps: Sequence[DeployedModel], outputs: tuple[TritonTensor, ...]) -> list[list[str]]:
-    """Return for each step its outputs that a later step or the client takes."""
+    """Return, for each step, the outputs that a later step or the client uses."""
     wanted = {tensor.name for tensor in outputs}
     needed = []
     for step in reversed(steps):

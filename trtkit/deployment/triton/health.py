@@ -1,7 +1,7 @@
-"""Whether a server's Python models still run: Triton calls a model ready whose process is gone, and fails its requests.
+"""Whether a server's Python models still run: Triton reports a model ready after its process died, and fails requests.
 
-`python -m trtkit.deployment.triton.health` is what Kubernetes asks: it exits with 1 unless the server is live and every
-model that it calls ready has all its processes.
+`python -m trtkit.deployment.triton.health` is the probe for Kubernetes: it exits with 1 unless the server is live and
+every model that it reports ready has all its processes.
 """
 
 import os
@@ -16,9 +16,10 @@ _STUB = "triton_python_backend_stub"
 
 
 def stubs(session: int | None = None) -> dict[int, list[str]]:
-    """Return the command line of each living process that runs a Python model, by its number.
+    """Return the command line of each living process that runs a Python model, by process id.
 
-    session: whose processes count, the server's as `trtkit serve` starts it; None for all of the machine or container.
+    session: whose processes to count, such as the server's as started by `trtkit serve`; None for the whole machine or
+    container.
     """
     commands = {}
     for folder in Path("/proc").iterdir():
@@ -29,14 +30,17 @@ def stubs(session: int | None = None) -> dict[int, list[str]]:
 
 
 def lost_models(endpoints: Endpoints, session: int | None = None) -> list[ModelState]:
-    """Return the models that the server calls ready and that lack a process. Raises DeployError if it is silent."""
+    """Return the models that the server reports ready although they lack a process.
+
+    Raises DeployError if it is silent.
+    """
     running = list(stubs(session).values())
     ready = [state for state in model_states(endpoints) if state.is_ready]
     return [state for state in ready if _count(state, running) < _needed(model_config(endpoints, state))]
 
 
 def main() -> None:
-    """Exit with 0 if all is well, with 1 and the reason if not. An argument is the port of HTTP, 8000 by default."""
+    """Exit with 0 if all is well, or with 1 and the reason. Its argument is the HTTP port, 8000 by default."""
     endpoints = Endpoints(http_port=int(sys.argv[1])) if len(sys.argv) > 1 else Endpoints()
     try:
         lost = lost_models(endpoints)
@@ -49,20 +53,20 @@ def main() -> None:
 
 
 def _count(state: ModelState, running: list[list[str]]) -> int:
-    """Return how many processes run a version of a model: the path of its model.py is an argument of each."""
+    """Return how many processes run a version of a model: each has the path of its model.py as an argument."""
     folder = f"/{state.name}/{state.version}/"
     return sum(any(folder in word for word in words[1:]) for words in running)
 
 
 def _needed(config: dict[str, Any]) -> int:
-    """Return how many processes each version of a model has."""
+    """Return how many processes each version of a model should have."""
     if config.get("backend") != "python":
         return 0
     return sum(int(group["count"]) * max(1, len(group.get("gpus", ()))) for group in config["instance_group"])
 
 
 def _command(folder: Path) -> list[str]:
-    """Return a process's command line, empty once it has ended."""
+    """Return a process's command line, empty once it has exited."""
     try:
         return [word.decode(errors="replace") for word in (folder / "cmdline").read_bytes().split(b"\0") if word]
     except OSError:

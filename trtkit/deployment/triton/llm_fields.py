@@ -1,8 +1,8 @@
-"""The tensors of a served language model, by the names that TensorRT-LLM's models for Triton have.
+"""The tensors of a served language model, named as in TensorRT-LLM's models for Triton.
 
 Its text form (`ensemble`, `tensorrt_llm_bls`: text_input, max_tokens) and its token form (`tensorrt_llm`: input_ids,
-request_output_len) are one model here; what both lack has trtkit's name. Names and shapes: NVIDIA/TensorRT-LLM,
-triton_backend/all_models/inflight_batcher_llm/*/config.pbtxt, release 1.2.
+request_output_len) are one model here; tensors that both lack have trtkit's names. Names and shapes:
+NVIDIA/TensorRT-LLM, triton_backend/all_models/inflight_batcher_llm/*/config.pbtxt, release 1.2.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ ONE = (1,)
 
 @dataclass(frozen=True)
 class Field:
-    """An input. setting: of SamplingParams that it sets, empty for what is not a setting."""
+    """An input. setting: the SamplingParams field that it sets, empty if it is not a setting."""
 
     name: str
     dtype: str

@@ -1,4 +1,4 @@
-"""A tritonserver of this machine, started, watched and stopped without leaving anything running."""
+"""A local tritonserver, started, watched and stopped without leaving any process running."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
     from trtkit.deployment.triton.server_files import ServerFiles
 
-# Triton 2.51 copies a JSON body onto a thread's stack, and one over half a stack ends the server.
+# Triton 2.51 copies a JSON body onto a thread's stack, and a body larger than half a stack crashes the server.
 _STACK_BYTES = 64 * 1024**2
-# Beyond the time that the server gives its models to end.
+# In addition to the time that the server gives its models to finish.
 _KILL_AFTER_S = 5.0
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """How to serve a repository. load: models to load where control_mode is explicit. flags: more of tritonserver's.
+    """How to serve a repository. load: models to load if control_mode is explicit. flags: further tritonserver flags.
 
-    exit_timeout_s: how long requests and models may take to end when the server stops.
+    exit_timeout_s: time that requests and models get to finish when the server stops.
     """
 
     repository: Path
@@ -43,7 +43,7 @@ class ServeOptions:
 
 
 def server_flags(options: ServeOptions) -> list[str]:
-    """Return tritonserver's arguments: loopback unless asked, a failed model fails alone, no model from a client."""
+    """Return tritonserver's arguments: loopback by default, a failed model fails alone, clients cannot load models."""
     ends = options.endpoints
     return [
         f"--model-repository={options.repository.resolve()}",
@@ -63,7 +63,7 @@ def server_flags(options: ServeOptions) -> list[str]:
 class LocalServer:
     """A running tritonserver; leaving the `with` block stops it and its Python processes.
 
-    on_line: gets each line of its log, from a thread. log: the last of these lines.
+    on_line: called from a thread with each line of its log. log: the last of these lines.
     """
 
     def __init__(
@@ -93,9 +93,10 @@ class LocalServer:
         return self._running.pid
 
     def wait_ready(self, timeout_s: float | None = None) -> list[ModelState]:
-        """Wait until every model is loaded or has failed; return them. Raises DeployError where the server ends.
+        """Wait until every model has loaded or failed; return them. Raises DeployError if the server exits.
 
-        What answers must be this server: another may have taken a port between the look at it and the start.
+        The answering server must be this one: another process may have taken a port after the check and before the
+        start.
         """
         started = time.monotonic()
         while not self._owns_ports() or not is_live(self.options.endpoints):
@@ -108,10 +109,10 @@ class LocalServer:
         return model_states(self.options.endpoints)
 
     def wait(self) -> None:
-        """Wait until the server ends, which it does on its own only by a fault.
+        """Wait until the server exits, which it does on its own only by a fault.
 
-        Raises DeployError if a Python model's process ends: the server goes on, calls the model ready and fails its
-        requests.
+        Raises DeployError if a Python model's process dies: the server keeps running, reports the model ready and fails
+        its requests.
         """
         running, is_suspect = stubs(self.pid), False
         while self.exit_code() is None:
@@ -122,7 +123,7 @@ class LocalServer:
                 is_suspect = False  # it has unloaded the model, as a client asked
 
     def _has_answered_for_models(self) -> bool:
-        """Return whether the server says what it serves. Raises DeployError if a model there has lost its process."""
+        """Return whether the server reports its models. Raises DeployError if one of them has lost its process."""
         try:
             lost = lost_models(self.options.endpoints, self.pid)
         except DeployError:
@@ -140,17 +141,17 @@ class LocalServer:
         return all(listens(self.pid, port) for port in (ends.http_port, ends.grpc_port, ends.metrics_port))
 
     def exit_code(self) -> int | None:
-        """Return how the server ended, as subprocess has it, None while it runs."""
+        """Return the exit code as in subprocess, None while it runs."""
         return self._running.exit_code()
 
     def death(self) -> DeployError:
-        """Return the error that says how the server ended and why, in its own words."""
+        """Return the error that states how and why the server exited, in its own words."""
         how = self._running.ending()
         reasons = "; ".join(self.log.errors()) or "; ".join(list(self.log.lines)[-3:])
         return DeployError(f"tritonserver exited with {how}: {reasons}", str(self.files.binary))
 
     def stop(self) -> None:
-        """End the server; what does not end in time, and every process it started, is killed."""
+        """Stop the server; kill it if it exceeds the timeout, and all its child processes."""
         if self._process is None:
             return
         try:
@@ -183,7 +184,7 @@ class LocalServer:
 # `E1121 14:32:11.123456 1234 model_lifecycle.cc:654] "failed to load 'm' version 1: Internal: ..."`
 _LINE = re.compile(r'([IWEF])\d{4} \d\d:\d\d:\d\d\S* \d+ \S+\] "?(.*?)"?\s*$')
 _KEPT = 4000
-# Said on every machine without a GPU.
+# Logged on every machine without a GPU.
 _NOISE = (
     "NVML", "DCGM", "pinned", "CUDA memory pool", "CudaDriverHelper", "cudaGetDeviceCount", "no CUDA-capable",
 )  # fmt: skip
@@ -200,13 +201,13 @@ class ServerLog:
         return "\n".join(self.lines)
 
     def errors(self, count: int = 4) -> list[str]:
-        """Return the last messages of level error, each once."""
+        """Return the last distinct messages of level error."""
         errors = [message(line) for line in list(self.lines) if level(line) in {"E", "F"} and not is_noise(line)]
         return list(dict.fromkeys(errors))[-count:]
 
 
 def level(line: str) -> str:
-    """Return I, W, E or F as Triton wrote it; a line that a model printed is I."""
+    """Return I, W, E or F as written by Triton; a line printed by a model is I."""
     match = _LINE.match(line)
     return match.group(1) if match else "I"
 

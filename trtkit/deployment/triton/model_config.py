@@ -1,4 +1,4 @@
-"""`config.pbtxt`, written through Triton's protobuf: sections with a comment that says where numbers are from."""
+"""`config.pbtxt`, written through Triton's protobuf: sections with comments on where their numbers come from."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PLACES = {"KIND_GPU": "on each GPU", "KIND_CPU": "on the CPU", "KIND_AUTO": "on
 
 @dataclass(frozen=True)
 class Section:
-    """Some fields of ModelConfig, as its JSON form has them, and why they are so."""
+    """Some fields of ModelConfig in JSON form, and the reason for them."""
 
     comment: str
     fields: dict[str, Any]
@@ -44,9 +44,9 @@ class Section:
 
 @dataclass(frozen=True)
 class TritonTensor:
-    """An input or output of a served model. dims: without the batch axis, -1 where any size goes.
+    """An input or output of a served model. dims: without the batch axis, -1 if any size is valid.
 
-    dtype: trtkit's name, or `text` for bytes. is_scalar: what the model gets has no axis but the batch.
+    dtype: trtkit's name, or `text` for bytes. is_scalar: whether the model's tensor has only the batch axis.
     """
 
     name: str
@@ -56,7 +56,7 @@ class TritonTensor:
     is_scalar: bool = False
 
     def fields(self) -> dict[str, Any]:
-        """Return it as ModelConfig's JSON form has it. Raises DeployError for types that Triton does not know."""
+        """Return the tensor in ModelConfig's JSON form. Raises DeployError for types that Triton does not support."""
         if self.dtype not in TRITON_TYPES:
             known = ", ".join(name for name in TRITON_TYPES if name != "text")
             raise DeployError(f"Triton does not support type `{self.dtype}`", self.name, f"use one of {known}")
@@ -67,7 +67,7 @@ class TritonTensor:
 
 
 def config_text(sections: Iterable[Section]) -> str:
-    """Return the file's text; it is read back, so that it is known to be a ModelConfig."""
+    """Return the file's text, which is parsed again to ensure that it is a ModelConfig."""
     parts = []
     for section in sections:
         words = textwrap.fill(section.comment, 100, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
@@ -95,9 +95,10 @@ def interface(inputs: Sequence[TritonTensor], outputs: Sequence[TritonTensor], c
 
 
 def instances(options: DeployOptions, kind: str, profiles: int = 0, *, is_shared: bool = False) -> Section:
-    """Return how many copies run, and where.
+    """Return how many copies run and where.
 
-    kind: Triton's, such as KIND_GPU. profiles: of TensorRT, all are used. is_shared: one copy serves all requests.
+    kind: Triton's, such as KIND_GPU. profiles: of TensorRT, all of which are used. is_shared: whether one copy serves
+    all requests.
     """
     count = 1 if is_shared else options.instances
     group: dict[str, Any] = {"count": count, "kind": kind}
@@ -118,7 +119,7 @@ def instances(options: DeployOptions, kind: str, profiles: int = 0, *, is_shared
 
 
 def batching(options: DeployOptions, max_batch_size: int, preferred: Sequence[int]) -> list[Section]:
-    """Return batch size and scheduler; preferred: batches that the engine was tuned for."""
+    """Return batch size and scheduler; preferred: batch sizes that the engine was tuned for."""
     is_limited = options.max_batch_size is not None
     if max_batch_size == 0:
         words = "`max_batch_size`: requests are run" if is_limited else "The model has no batch axis: requests are run"
@@ -142,10 +143,10 @@ def batching(options: DeployOptions, max_batch_size: int, preferred: Sequence[in
 
 
 def queue_policy(options: DeployOptions) -> dict[str, Any]:
-    """Return how long and how many requests may wait, nothing if there is no limit.
+    """Return how long and how many requests may wait; empty if there is no limit.
 
-    Any policy has its price: with one, Triton 2.51 wakes its batcher only every 500 ms when a request comes just as
-    the model becomes free (measured; benchmarks/results/serve.json has no policy).
+    Any policy has a cost: with one, Triton 2.51 wakes its batcher only every 500 ms if a request arrives just as the
+    model becomes free (measured; benchmarks/results/serve.json has no policy).
     """
     queue = options.queue
     if not queue.max_size and not queue.timeout_us:
@@ -160,20 +161,23 @@ def queue_policy(options: DeployOptions) -> dict[str, Any]:
 
 
 def versions(served: Sequence[int]) -> Section:
-    """Return which versions are served; the file's replacement is what makes a new one live."""
+    """Return the served versions; replacing the file is what makes a new version live."""
     words = f"Version{'s' if len(served) > 1 else ''} {_listed(served)}; a folder that is not named here is not loaded."
     return Section(words, {"version_policy": {"specific": {"versions": list(served)}}})
 
 
 class WarmUpShape(NamedTuple):
-    """The shape of a request. batch_size: 0 if requests share none. dims: of each input, without the batch axis."""
+    """The shape of a warm-up request.
+
+    batch_size: 0 if requests are not batched. dims: per input, without the batch axis.
+    """
 
     batch_size: int
     dims: dict[str, tuple[int, ...]]
 
 
 def warm_up(inputs: Sequence[TritonTensor], shapes: Sequence[WarmUpShape]) -> Section:
-    """Return requests that run before the model is ready."""
+    """Return the requests that run before the model is ready."""
     requests = [
         {
             "name": f"batch {shape.batch_size}",
@@ -195,7 +199,7 @@ def warm_up(inputs: Sequence[TritonTensor], shapes: Sequence[WarmUpShape]) -> Se
 
 
 def response_cache() -> Section:
-    """Return the section that turns the server's cache on for the model."""
+    """Return the section that enables the server's response cache for the model."""
     words = "`response_cache`: equal requests are answered from memory; the server starts with `--cache-config`."
     return Section(words, {"response_cache": {"enable": True}})
 

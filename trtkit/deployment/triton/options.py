@@ -1,4 +1,4 @@
-"""What `trtkit deploy --set` may change: how a model is scheduled and what the server does around it."""
+"""Options of `trtkit deploy --set`: how a model is scheduled, and what the server adds to it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class QueueOptions(StrictModel):
-    """The queue in front of a model; language models have their engine's. Times are in microseconds.
+    """The queue in front of a model; language models use their engine's. Times are in microseconds.
 
     on_timeout: reject the request, or serve it after the others. Limits have a cost in Triton 2.51: see
     `model_config.queue_policy`.
@@ -54,7 +54,7 @@ _TYPES: dict[Kind, object] = {
 
 
 def _key(item: ServingField) -> tuple[object, object]:
-    """Return a field of ServingOptions as pydantic takes it."""
+    """Return a field of ServingOptions in the form that pydantic takes."""
     option, default = option_of(item), default_of(item, "triton")
     has_limit = option.kind in {"count", "gib"}
     above, least = (0 if has_limit and option.least is None else None), (option.least if has_limit else None)
@@ -94,7 +94,7 @@ class DeployOptions(StrictModel):
 
     @property
     def default_max_tokens(self) -> int:
-        """Output tokens of a language model's request that does not say how many."""
+        """Default number of output tokens of a language model's request."""
         return int(self.llm.model_dump()["default_max_tokens"])
 
     @property
@@ -110,7 +110,10 @@ class DeployOptions(StrictModel):
 
 
 def read_options(overrides: Sequence[str | Override]) -> DeployOptions:
-    """Return the options that `KEY=VALUE` texts, or keyword arguments, change. Raises ConfigError with every fault."""
+    """Return the options with the changes of `KEY=VALUE` texts or keyword arguments.
+
+    Raises ConfigError with every fault.
+    """
     data: dict[str, Any] = {}
     origins: dict[KeyPath, str] = {}
     for override in read_overrides(overrides):

@@ -1,4 +1,4 @@
-"""Several models as one: from the bytes of an image to an answer as an ensemble, or from a page to its text."""
+"""Several models as one: an ensemble from image bytes to an answer, or from a page to its text."""
 
 from __future__ import annotations
 
@@ -37,13 +37,16 @@ POSTPROCESS = "trtkit.deployment.triton.backend.answers:AnswerModel"
 
 
 def takes_images(bundle: Bundle) -> bool:
-    """Whether the config says how an image becomes the model's only input."""
+    """Whether the config defines how an image becomes the model's only input."""
     manifest = bundle.manifest
     return manifest.config.preprocess is not None and len(manifest.inputs) == 1
 
 
 def vision_pipeline(bundle: Bundle, name: str, options: DeployOptions) -> list[DeployedModel]:
-    """Return the parts of the ensemble `name` and then itself. Raises SourceError where labels cannot be read."""
+    """Return the parts of the ensemble `name`, followed by the ensemble.
+
+    Raises SourceError if labels cannot be read.
+    """
     networks = network_models(bundle, f"{name}_engine", options)
     reader = _reader(bundle, options)
     steps = [_preprocess(bundle, name, networks[-1], options, has_placement=reader is not None), networks[-1]]
@@ -54,7 +57,7 @@ def vision_pipeline(bundle: Bundle, name: str, options: DeployOptions) -> list[D
 
 
 def image_answer(bundle: Bundle, pipeline: DeployedModel, options: DeployOptions) -> ImageAnswer:
-    """Return what the pipeline answers to an image, computed in this process."""
+    """Return the pipeline's answer to an image, computed in this process."""
     preprocess, target = bundle.manifest.config.preprocess, bundle.manifest.inputs[0]
     assert preprocess is not None
     reader = _reader(bundle, options)
@@ -71,7 +74,7 @@ def image_answer(bundle: Bundle, pipeline: DeployedModel, options: DeployOptions
 
 
 def _reader(bundle: Bundle, options: DeployOptions) -> TaskReader | None:
-    """Return what reads the outputs; None if clients get the outputs: without a task, and maps of a cropped picture.
+    """Return the reader of the outputs; None if clients get raw outputs: without a task, or maps of cropped pictures.
 
     Raises SourceError if they do not fit the task.
     """
@@ -138,7 +141,7 @@ def _postprocess(
 
 
 def _box_tensors(reader: TaskReader, items: tuple[int, ...]) -> list[TritonTensor]:
-    """Return what `answer_tensors` gives of boxes."""
+    """Return the tensors that `answer_tensors` makes of boxes."""
     assert reader.task is not None
     assert reader.task.boxes is not None
     rows = (*items, reader.task.boxes.max_boxes)
@@ -154,7 +157,7 @@ def _box_tensors(reader: TaskReader, items: tuple[int, ...]) -> list[TritonTenso
 
 @dataclass(frozen=True)
 class _Step:
-    """A step in Python next to the network. what: it does, in a sentence."""
+    """A Python step next to the network. what: its description, a sentence."""
 
     name: str
     kind: Kind
@@ -164,7 +167,7 @@ class _Step:
     what: str
 
     def served(self, network: DeployedModel, options: DeployOptions) -> DeployedModel:
-        """Return it with the same largest batch as the network."""
+        """Return it with the network's largest batch."""
         sections = (
             Section(self.what, {"name": self.name, "backend": "python"}),
             Section(f"As `{network.name}`.", {"max_batch_size": network.max_batch_size}),
@@ -187,7 +190,10 @@ _WHAT = "Python backend: finds the lines with `{}`, reads each with `{}`"
 
 
 def ocr_pipeline(detector: Bundle, recognizer: Bundle, name: str, options: DeployOptions) -> list[DeployedModel]:
-    """Return the two networks' models and then the reader `name`. Raises BundleError where one cannot be it."""
+    """Return the two networks' models, followed by the reader `name`.
+
+    Raises BundleError if one of them does not fit.
+    """
     reader = page_reader(detector, recognizer)
     detectors = network_models(detector, f"{name}_detector", options)
     recognizers = network_models(recognizer, f"{name}_recognizer", options)
@@ -209,7 +215,7 @@ def ocr_pipeline(detector: Bundle, recognizer: Bundle, name: str, options: Deplo
 
 
 def page_answer(detector: Bundle, recognizer: Bundle) -> ImageAnswer:
-    """Return what the reader answers to a page, computed in this process with the detector that is given."""
+    """Return the reader's answer to a page, computed in this process with the given detector."""
     reader = page_reader(detector, recognizer)
 
     def compute(model: Model, page: Image.Image) -> dict[str, Array]:
@@ -219,7 +225,7 @@ def page_answer(detector: Bundle, recognizer: Bundle) -> ImageAnswer:
 
 
 def _function(model: Model) -> Callable[[Array], Array]:
-    """Return the model as a function of fp32 arrays, whatever type its input has."""
+    """Return the model as a function of fp32 arrays, whatever its input type."""
     dtype = model.bundle.manifest.inputs[0].dtype
     return lambda x: model(as_dtype(x, dtype))
 

@@ -1,7 +1,7 @@
-"""A model repository: what is in it, and what a deployment puts there, atomically.
+"""A model repository: its contents, and atomic changes by a deployment.
 
-A version's folder is filled elsewhere and renamed into place; the replacement of config.pbtxt, which names the
-versions that are served, is what makes it live. So whoever loads the repository at any moment finds a model that loads.
+A version's folder is filled elsewhere and renamed into place; replacing config.pbtxt, which names the served versions,
+makes it live. The repository can therefore be loaded at any moment.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BUSY = "another deployment is writing this repository"
 
 @dataclass(frozen=True)
 class PlacedModel:
-    """A model's place: its new version, the versions served from then on, and config.pbtxt before and after."""
+    """A model's location: its new version, the versions served from then on, and config.pbtxt before and after."""
 
     model: DeployedModel
     folder: Path
@@ -50,16 +50,16 @@ class PlacedModel:
 
 
 def place_models(models: Sequence[DeployedModel], repository: Path, keep_versions: int) -> list[PlacedModel]:
-    """Return where the models go. Raises DeployError where one would change what is there in a way clients notice."""
+    """Return where the models go. Raises DeployError if one would break existing clients."""
     _check_folder(repository)
     return [_place(model, repository / model.name, keep_versions) for model in models]
 
 
 @contextlib.contextmanager
 def writing(repository: Path) -> Iterator[None]:
-    """Hold the repository, made where it is missing, for one deployment.
+    """Lock the repository, creating it if missing, for one deployment.
 
-    Raises DeployError while another deployment has it, and where it cannot be written.
+    Raises DeployError while another deployment holds it, and if it cannot be written.
     """
     _check_folder(repository)
     folder = repository.resolve()
@@ -80,7 +80,7 @@ def writing(repository: Path) -> Iterator[None]:
 
 
 def write(placements: Sequence[PlacedModel], repository: Path, on_progress: Callable[[str], None]) -> None:
-    """Put the models into the repository, held by `writing`, those that others use first.
+    """Write the models into the repository, which `writing` has locked, dependencies first.
 
     All files are written before any model goes live.
     """
@@ -97,7 +97,7 @@ def write(placements: Sequence[PlacedModel], repository: Path, on_progress: Call
 
 
 def differences(placements: Sequence[PlacedModel]) -> str:
-    """Return what would change, as a unified diff of config.pbtxt and a line for each new version."""
+    """Return the changes as a unified diff of config.pbtxt and a line for each new version."""
     lines: list[str] = []
     for placement in placements:
         old = [] if placement.old_config is None else placement.old_config.splitlines()
@@ -112,7 +112,7 @@ def differences(placements: Sequence[PlacedModel]) -> str:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise DeployError where anything in the folder is a symbolic link: a server would follow it out."""
+    """Raise DeployError if anything in the folder is a symbolic link: a server would follow it out of the folder."""
     for path in (folder, *folder.rglob("*")):
         if path.is_symlink():
             raise DeployError("is a symbolic link", str(path), "replace it with the file or folder itself")
@@ -140,7 +140,7 @@ def _place(model: DeployedModel, folder: Path, keep_versions: int) -> PlacedMode
 
 
 def _refuse_change(old: Any, new: Any, folder: Path) -> None:
-    """Raise DeployError where clients of the version before would break."""
+    """Raise DeployError if clients of the previous version would break."""
     changed = [
         f"{kind} {_words(before)} becomes {_words(after)}"
         for kind in ("input", "output")
@@ -154,7 +154,7 @@ def _refuse_change(old: Any, new: Any, folder: Path) -> None:
 
 
 def _unequal(old: Iterable[Any], new: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Return the tensors that are not the same, each next to its other form, None if it has none."""
+    """Return the tensors that differ, each paired with its other form, None if it has none."""
     before, after = ({tensor.name: tensor for tensor in tensors} for tensors in (old, new))
     names = [*before, *(name for name in after if name not in before)]
     pairs = [(before.get(name), after.get(name)) for name in names]
@@ -170,7 +170,7 @@ def _words(tensor: Any) -> str:
 
 
 def _staging(repository: Path) -> Path:
-    """Return an empty folder to fill: next to the repository, where no server looks, if that is one file system."""
+    """Return an empty staging folder: next to the repository, where no server looks, if on the same file system."""
     is_beside = repository.parent.stat().st_dev == repository.stat().st_dev
     staging = (repository.parent if is_beside else repository) / f".{repository.name}.partial"
     remove_tree(staging)  # left by a killed deployment: the lock says that nobody fills it
@@ -179,7 +179,7 @@ def _staging(repository: Path) -> Path:
 
 
 def _contents(model: DeployedModel) -> dict[str, Path | str]:
-    """Return the files of a version: text, or the path that is copied."""
+    """Return the files of a version: text, or the path to copy."""
     files: dict[str, Path | str] = {DEPLOYMENT: ""}
     if model.runner is not None:
         module, _, name = model.runner.partition(":")
@@ -201,7 +201,7 @@ def _contents(model: DeployedModel) -> dict[str, Path | str]:
 
 
 def _fill(placement: PlacedModel, folder: Path, deployed: Mapping[str, int]) -> None:
-    """Write the model's folder with its new version alone."""
+    """Write the model's folder with only its new version."""
     version = folder / str(placement.version)
     version.mkdir(parents=True)
     for name, content in _contents(placement.model).items():
@@ -239,7 +239,7 @@ def _record(placement: PlacedModel, version: Path) -> dict[str, Any]:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """Give the file a second name, which costs no space; copy it where that cannot be.
+    """Hard-link the file, which takes no space; copy it if that is impossible.
 
     External data is copied: ONNX refuses to read it from a file with several names.
     """
@@ -251,7 +251,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def _make_live(placement: PlacedModel, filled: Path) -> None:
-    """Rename a new model into the repository, or a new version and then its config."""
+    """Rename a new model into the repository, or a new version followed by its config."""
     if placement.old_config is None:
         filled.rename(placement.folder)
         return
@@ -260,14 +260,14 @@ def _make_live(placement: PlacedModel, filled: Path) -> None:
 
 
 def reads_source(manifest: Manifest) -> bool:
-    """Whether a server here reads weights from the source: without a GPU, if the bundle does not hold them all."""
+    """Whether a server on this machine reads weights from the source: without a GPU, if the bundle lacks some."""
     return manifest.needs_source and not list_gpus()
 
 
 def portable_manifest(bundle: Bundle) -> str:
-    """Return manifest.json with names of files in place of absolute paths, but for a source that is read from there.
+    """Return manifest.json with file names instead of absolute paths, except for a source that is read from its path.
 
-    A layer's name may begin with `/` too: only what the config and the sources name is changed.
+    A layer's name may also start with `/`: only paths named by the config and the sources are changed.
     """
     data = json.loads(read_text(bundle.path / MANIFEST))
     source, speculator = data["config"]["source"], (data["config"]["llm"] or {}).get("speculator")
@@ -282,7 +282,7 @@ def portable_manifest(bundle: Bundle) -> str:
 
 
 def _portable(value: Any) -> Any:
-    """Return a value with absolute paths cut to their last names."""
+    """Return a value with absolute paths reduced to their file names."""
     if isinstance(value, dict):
         return {key: _portable(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What is wrong with a repository for the server that is to load it: found before it starts."""
+"""Checks of a repository for the server that is to load it, before the server starts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 _DEPLOY = "deploy the model again"
 _UNDEPLOYED = "deploy the model again; `--allow-undeployed` serves models that trtkit did not write"
-# Names of older configurations that represent a backend.
+# Names that denote a backend in older configurations.
 _PLATFORMS = {"tensorrt_plan": "tensorrt", "onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}
-# Fields of a configuration that choose files to run; `trtkit deploy` writes none of them.
+# Configuration fields that select files to run; `trtkit deploy` writes none of them.
 _CODE_FIELDS = (
     "runtime", "default_model_filename", "cc_model_filenames", "model_operations", "model_repository_agents",
 )  # fmt: skip
@@ -35,7 +35,7 @@ _RATE_FLAGS = ("--rate-limit=execution_count",)
 
 @dataclass(frozen=True)
 class RepositoryModel:
-    """A model of a repository with its ModelConfig read. folder: where it stands."""
+    """A model of a repository with its parsed ModelConfig. folder: its location."""
 
     name: str
     folder: Path
@@ -43,25 +43,28 @@ class RepositoryModel:
 
     @property
     def backend(self) -> str:
-        """The backend that runs it, also where an older configuration names a platform."""
+        """The backend that runs it, also if an older configuration names a platform."""
         platform = str(self.config.platform)
         return str(self.config.backend) or _PLATFORMS.get(platform, platform)
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """Models that an ensemble hands its requests to."""
+        """Models that an ensemble calls."""
         return tuple(step.model_name for step in self.config.ensemble_scheduling.step)
 
     @property
     def versions(self) -> list[Path]:
-        """Folders of the versions that are served: those that the configuration names, or all."""
+        """Folders of the served versions: those named in the configuration, or all."""
         there = [path for path in self.folder.iterdir() if path.is_dir() and path.name.isdecimal()]
         named = self.config.version_policy.specific.versions
         return [path for path in sorted(there, key=lambda path: int(path.name)) if not named or int(path.name) in named]
 
 
 def read_repository(repository: Path) -> list[RepositoryModel]:
-    """Return the repository's models. Raises DeployError if it is not one, ProblemsError for configurations."""
+    """Return the repository's models.
+
+    Raises DeployError if it is not a repository, ProblemsError for configurations.
+    """
     if not repository.is_dir():
         fix = "give a folder that `trtkit deploy` wrote"
         raise DeployError("no such repository", str(repository), fix)
@@ -85,11 +88,11 @@ def read_repository(repository: Path) -> list[RepositoryModel]:
 def check_repository(
     repository: Path, files: ServerFiles, only: Sequence[str] = (), *, allow_undeployed: bool = False
 ) -> list[RepositoryModel]:
-    """Return the models that the server is to load. only: their names, all where none are given.
+    """Return the models that the server is to load. only: their names; all if empty.
 
-    allow_undeployed: take models that `trtkit deploy` did not write, whose code nobody has vouched for.
-    Raises ProblemsError with all that is wrong with them: links and paths out of the repository, files that are not
-    those that were deployed, configurations that run others, backends that the server lacks, plans that it cannot load.
+    allow_undeployed: accept models that `trtkit deploy` did not write, whose code is unchecked. Raises ProblemsError
+    with everything that is wrong with them: links and paths out of the repository, files that differ from the deployed
+    ones, configurations that run other files, backends that the server lacks, plans that it cannot load.
     """
     models = read_repository(repository)
     problems = [*_links(repository), *_strangers(repository), *_unknown(models, only)]
@@ -107,10 +110,10 @@ def check_repository(
 
 
 def remove_bytecode(repository: Path) -> None:
-    """Remove compiled Python below a repository, and leave what cannot be removed to `check_repository`.
+    """Remove compiled Python from a repository; whatever cannot be removed is left to `check_repository`.
 
-    Triton's stub compiles each model.py next to it, whatever the environment says. The next start must neither run
-    such a file, which no record covers, nor be refused because of it.
+    Triton's stub compiles each model.py next to it, regardless of the environment. The next start must neither run such
+    a file, which no record covers, nor be refused because of it.
     """
     for folder, folders, _ in os.walk(repository):
         if "__pycache__" in folders and not (cache := Path(folder, "__pycache__")).is_symlink():
@@ -121,7 +124,7 @@ def remove_bytecode(repository: Path) -> None:
 
 
 def needed_flags(models: Sequence[RepositoryModel], files: ServerFiles) -> tuple[str, ...]:
-    """Return what the server must be started with for the models: a response cache, a rate limiter."""
+    """Return the server flags that the models need: a response cache, a rate limiter."""
     flags: tuple[str, ...] = ()
     if any(model.config.response_cache.enable for model in models):
         flags += _CACHE_FLAGS
@@ -132,7 +135,7 @@ def needed_flags(models: Sequence[RepositoryModel], files: ServerFiles) -> tuple
 
 
 def _links(repository: Path) -> Iterator[Problem]:
-    """Yield every symbolic link below the repository: a server would follow it out."""
+    """Yield every symbolic link in the repository: a server would follow it out of the repository."""
     for folder, folders, files in os.walk(repository):
         for name in sorted([*folders, *files]):
             path = Path(folder) / name
@@ -141,7 +144,7 @@ def _links(repository: Path) -> Iterator[Problem]:
 
 
 def _strangers(repository: Path) -> Iterator[Problem]:
-    """Yield every folder that is not a model: Triton takes each one for a model."""
+    """Yield every folder that is not a model: Triton treats each one as a model."""
     for path in sorted(repository.iterdir()):
         if path.is_dir() and not path.name.startswith(".") and not (path / CONFIG).exists():
             yield Problem(f"the folder has no `{CONFIG}`", str(path), "remove it from the repository")
@@ -154,7 +157,7 @@ def _unknown(models: Sequence[RepositoryModel], names: Sequence[str]) -> list[Pr
 
 
 def _with_steps(names: Sequence[str], models: Sequence[RepositoryModel]) -> set[str]:
-    """Return the names with those of their steps, since Triton loads these with an ensemble."""
+    """Return the names and those of their steps, since Triton loads these with an ensemble."""
     reached, waiting = set(names), list(names)
     by_name = {model.name: model for model in models}
     while waiting:
@@ -199,7 +202,7 @@ def _version_problems(model: RepositoryModel) -> Iterator[Problem]:
 
 
 def _trust_problems(model: RepositoryModel, *, allow_undeployed: bool) -> Iterator[Problem]:
-    """Yield what could run and is not what was deployed: versions, files in the model's folder, its configuration."""
+    """Yield what could run but was not deployed: versions, files in the model's folder, parts of its configuration."""
     deployed = [version for version in model.versions if (version / DEPLOYMENT).exists()]
     if allow_undeployed and not deployed:
         return
@@ -216,7 +219,7 @@ def _trust_problems(model: RepositoryModel, *, allow_undeployed: bool) -> Iterat
 
 
 def _code_problems(model: RepositoryModel) -> Iterator[Problem]:
-    """Yield what could run with a model apart from its versions: fields of its configuration, files in its folder."""
+    """Yield what could run with a model apart from its versions: configuration fields, files in its folder."""
     fields = [field.name for field, _ in model.config.ListFields() if field.name in _CODE_FIELDS]
     for name in [*fields, *model.config.parameters]:
         what = f"`{name}` was not written by `trtkit deploy` and can make the server run code"
@@ -237,7 +240,7 @@ class _Record:
 
 
 def _read_record(version: Path) -> _Record:
-    """Return what was deployed as a version. Raises DeployError if its record cannot be read."""
+    """Return the deployment record of a version. Raises DeployError if it cannot be read."""
     file = version / DEPLOYMENT
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
@@ -264,7 +267,7 @@ def _file_problems(version: Path, digests: dict[str, str]) -> Iterator[Problem]:
 
 
 def _library_problems(library: BackendRecord, backend: str, version: Path) -> Iterator[Problem]:
-    """Yield why the plan cannot be loaded, as far as the server's TensorRT is known: inside of NVIDIA's container."""
+    """Yield why the plan cannot be loaded, if the server's TensorRT is known: inside NVIDIA's container."""
     release = running_release()
     try:
         check_backend(library, backend)
@@ -275,6 +278,6 @@ def _library_problems(library: BackendRecord, backend: str, version: Path) -> It
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a relative path stays where it starts."""
+    """Whether a relative path stays inside its starting folder."""
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts

@@ -1,4 +1,4 @@
-"""Serve an earlier version of a deployed model again: its config.pbtxt is replaced, and its files are still there."""
+"""Rollback to an earlier version of a deployed model: its config.pbtxt is replaced; its files are still present."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RolledBack:
-    """A model that serves an earlier version. before: the versions that it served."""
+    """A model that was rolled back. before: the versions that it served."""
 
     model: str
     version: int
@@ -26,17 +26,17 @@ class RolledBack:
 
 @dataclass(frozen=True)
 class _Record:
-    """Of a version's deployment.json. config: config.pbtxt but for the versions. deployed: all versions, by model."""
+    """A version's deployment.json. config: config.pbtxt without the versions. deployed: all versions, by model."""
 
     config: str
     deployed: dict[str, int]
 
 
 def roll_back(repository: Path, name: str, version: int | None = None) -> list[RolledBack]:
-    """Serve an earlier version of a model, and what was deployed with it. Returns the models that changed.
+    """Serve an earlier version of a model, and what was deployed with it. Returns the changed models.
 
-    version: the newest before those that are served if None. Every new config.pbtxt is written before any goes live.
-    Raises DeployError for a model or version that is not there or was deployed without what a rollback needs.
+    version: None for the newest before those that are served. Every new config.pbtxt is written before any goes live.
+    Raises DeployError for a model or version that does not exist or was deployed without the data for a rollback.
     """
     with writing(repository):
         folder = _model_folder(repository, name)
@@ -70,7 +70,7 @@ def _served(folder: Path) -> tuple[int, ...]:
 
 
 def _version_before(folder: Path) -> int:
-    """Return the newest version older than all that are served. Raises DeployError if there is none."""
+    """Return the newest version older than all served ones. Raises DeployError if there is none."""
     served = _served(folder)
     there = sorted(int(path.parent.name) for path in folder.glob(f"*/{DEPLOYMENT}") if path.parent.name.isdecimal())
     older = [number for number in there if number < min(served, default=0)]
@@ -81,7 +81,7 @@ def _version_before(folder: Path) -> int:
 
 
 def _record(folder: Path, version: int) -> _Record:
-    """Return what was noted when a version was deployed. Raises DeployError."""
+    """Return the record of a version's deployment. Raises DeployError."""
     path = folder / str(version) / DEPLOYMENT
     if not path.is_file():
         there = sorted(int(each.parent.name) for each in folder.glob(f"*/{DEPLOYMENT}"))
@@ -94,7 +94,7 @@ def _record(folder: Path, version: int) -> _Record:
 
 
 def _change(folder: Path, version: int) -> tuple[Path, RolledBack, str]:
-    """Return a model's folder, what changes, and its config.pbtxt: as it was deployed, with that version alone."""
+    """Return a model's folder, its change, and its config.pbtxt: as deployed, with only that version."""
     text = _record(folder, version).config + "\n" + config_text([versions((version,))])
     read_config(text, str(folder / str(version) / DEPLOYMENT))
     return folder, RolledBack(folder.name, version, _served(folder)), text

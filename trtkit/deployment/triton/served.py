@@ -1,4 +1,4 @@
-"""A model as a server is to have it, before anything is written."""
+"""A model as it will be deployed to a server, before anything is written."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 class DeployedModel:
     """One folder of a repository.
 
-    sections: of its config.pbtxt, without the version policy. reasons: why it is so, in sentences.
-    plan: becomes model.plan, for TensorRT's backend; without one, `bundle` is copied below the version.
-    runner: `module:class` that Triton's Python backend runs. settings: what that class reads from settings.json.
+    sections: of its config.pbtxt, without the version policy. reasons: for its design, in sentences. plan: becomes
+    model.plan, for TensorRT's backend; without one, `bundle` is copied into the version's folder. runner:
+    `module:class` that Triton's Python backend runs. settings: what that class reads from settings.json.
     """
 
     name: str
@@ -48,7 +48,7 @@ class DeployedModel:
 
 
 def check_name(name: str) -> str:
-    """Return `name`. Raises DeployError where it could leave the repository or Triton would not take it."""
+    """Return `name`. Raises DeployError if it could leave the repository or Triton would refuse it."""
     if _NAME.fullmatch(name) is None:
         what = f"invalid model name `{name}`: use letters, digits, `.`, `_` and `-`, starting with a letter or digit"
         raise DeployError(what, "--name", "choose another name")

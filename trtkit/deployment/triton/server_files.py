@@ -13,7 +13,7 @@ from pathlib import Path
 from trtkit.errors import DeployError
 
 VARIABLE = "TRTKIT_TRITON_SERVER"
-# What `make triton` and this command put where `find_server` looks.
+# `find_server` searches where `make triton` and this command install it.
 INSTALL = "pip install --no-deps --target {folder} nvidia-pytriton==0.7.0 numpy==1.26.4"
 _BINARY, _WHEEL_ROOT, _STUB = "tritonserver", Path("pytriton/tritonserver"), "triton_python_backend_stub"
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -22,10 +22,10 @@ _CONTAINER = Path("/opt/tritonserver/bin/tritonserver")
 
 @dataclass(frozen=True)
 class ServerFiles:
-    """A tritonserver. origin: where it was found, in words. root: the folder with its `backends`.
+    """A tritonserver. origin: where it was found, as text. root: the folder with its `backends`.
 
-    wheel: the folder that nvidia-pytriton was installed into, None for a server that was not; a wheel has its shared
-    libraries next to it, one stub for each version of Python, and none of its backends is complete.
+    wheel: the folder that nvidia-pytriton was installed into, None for other servers; a wheel has its shared libraries
+    next to it, one stub for each version of Python, and none of its backends is complete.
     """
 
     binary: Path
@@ -35,7 +35,7 @@ class ServerFiles:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Names of its backends, by their library or Python file, and `ensemble`, which is built in."""
+        """Names of its backends, by library or Python file, and `ensemble`, which is built in."""
         folders = sorted((self.root / "backends").glob("*"))
         files = [(folder.name, (f"libtriton_{folder.name}.so", "model.py")) for folder in folders]
         there = [
@@ -45,7 +45,7 @@ class ServerFiles:
 
     @property
     def libraries(self) -> tuple[Path, ...]:
-        """Folders of shared libraries that the loader must be told of."""
+        """Folders of shared libraries to add to the loader's path."""
         return () if self.wheel is None else (self.wheel / "nvidia_pytriton.libs",)
 
     @property
@@ -55,7 +55,7 @@ class ServerFiles:
 
     @property
     def overlay(self) -> Path | None:
-        """The folder with the NumPy 1 that a wheel's stubs were compiled for, None if there is none."""
+        """The folder with the NumPy 1 that a wheel's stubs were compiled against, None if there is none."""
         if self.wheel is None:
             return None
         version = self.wheel / "numpy" / "version.py"
@@ -64,7 +64,7 @@ class ServerFiles:
 
     @property
     def warning(self) -> str | None:
-        """What will not work with this server, None if all does."""
+        """What will not work with this server, None if everything does."""
         if self.wheel is None or self.overlay is not None:
             return None
         folder = Path(sys.prefix) / "triton-server"
@@ -73,9 +73,9 @@ class ServerFiles:
         return f"this server's Python was made for NumPy 1, and text crashes it with NumPy 2; {fix}"
 
     def write_backends(self, folder: Path) -> Path | None:
-        """Fill `folder` with a Python backend for the running Python, where the server has none that is complete.
+        """Fill `folder` with a Python backend for the running Python, if the server has no complete one.
 
-        Returns None if its own backends serve. Raises DeployError if it has no stub for this Python.
+        Returns None if its own backends suffice. Raises DeployError if it has no stub for this Python.
         """
         if self.wheel is None:
             return None
@@ -90,10 +90,10 @@ class ServerFiles:
         return folder
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that a server must be started with, the caller's own kept.
+        """Return the environment of the server, including the caller's own variables.
 
-        TRTKIT_SITE lets model.py import what this Python has, where the server's is the same; TRTKIT_OVERLAY precedes
-        it.
+        TRTKIT_SITE lets model.py import this Python's packages if the server's Python is the same; TRTKIT_OVERLAY
+        precedes it.
         """
         variables = dict(os.environ) | {"PYTHONDONTWRITEBYTECODE": "1"}
         folders = [str(path) for path in (*self.libraries, *_own_library())]
@@ -110,7 +110,7 @@ class ServerFiles:
 def find_server(server: str | None = None, environment: Mapping[str, str] = os.environ) -> ServerFiles:
     """Return the tritonserver to start. server: a program, or the folder of a server.
 
-    Raises DeployError, with how to get one, if `server` is not a server or this machine has none.
+    Raises DeployError, with instructions to get one, if `server` is not a server or this machine has none.
     """
     chosen = server or environment.get(VARIABLE)
     if chosen:
@@ -137,7 +137,7 @@ def _usual_places() -> Iterator[tuple[Path, str]]:
 
 
 def _open(path: Path, words: str) -> ServerFiles | None:
-    """Return the server at `path`, a program or a folder, or None."""
+    """Return the server at `path`, a program or a folder; None if it is not one."""
     candidates = [path] if path.is_file() else [path / _WHEEL_ROOT / "bin" / _BINARY, path / "bin" / _BINARY]
     for binary in candidates:
         if binary.is_file() and os.access(binary, os.X_OK):
@@ -148,13 +148,13 @@ def _open(path: Path, words: str) -> ServerFiles | None:
 
 
 def _own_library() -> list[Path]:
-    """Return the folder of this Python's own shared library, which a stub loads, if it is not a system folder."""
+    """Return the folder of this Python's own shared library, which stubs load, unless it is a system folder."""
     folder, name = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("INSTSONAME")
     is_there = folder and name and (Path(folder) / name).is_file()
     return [Path(folder)] if is_there and not folder.startswith(("/usr/lib", "/lib")) else []
 
 
 def _python_of(stub: Path) -> str | None:
-    """Return the version of Python that a stub was linked with, such as `3.12`."""
+    """Return the version of Python that a stub is linked with, such as `3.12`."""
     match = re.search(rb"libpython(3\.\d+)", stub.read_bytes()) if stub.is_file() else None
     return match.group(1).decode() if match else None

@@ -1,4 +1,4 @@
-"""A bundle's network as a model of Triton's TensorRT backend or of trtkit's runtime; its tensors in Triton's terms."""
+"""A bundle's network as a model of Triton's TensorRT backend or of trtkit's runtime, with tensors in Triton's terms."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def network_models(bundle: Bundle, name: str, options: DeployOptions) -> list[DeployedModel]:
-    """Return the models of the bundle's engines, those that others use first; the last one, `name`, is the network.
+    """Return the models of the bundle's engines, dependencies first; the last one, `name`, is the network.
 
-    Raises DeployError where an option does not fit the engine, or a tensor has a type that Triton does not know.
+    Raises DeployError if an option does not fit the engine, or if a tensor has a type that Triton does not support.
     """
     if bundle.manifest.backend.name == "tensorrt":
         return native_models(bundle, name, options)
@@ -36,7 +36,7 @@ _ON_TENSORRT = "TensorRT backend: the plan is for TensorRT {}; the server must h
 
 @dataclass(frozen=True)
 class _Engine:
-    """A plan, and the record that says what it takes and gives. max_batch: 0 if it has no batch axis."""
+    """A plan, and the record of its inputs and outputs. max_batch: 0 if it has no batch axis."""
 
     name: str
     record: Manifest | StageRecord
@@ -45,12 +45,12 @@ class _Engine:
 
 
 def native_models(bundle: Bundle, name: str, options: DeployOptions) -> list[DeployedModel]:
-    """Return the models of the bundle's engines in order and, where there are several, the ensemble `name` of them."""
+    """Return the models of the bundle's engines in order and, if there are several, their ensemble `name`."""
     manifest = bundle.manifest
     if len(manifest.stages) == 1:
         max_batch = batch_limit(options, max_batch_size(manifest), manifest.name)
         return [_model(bundle, _Engine(name, manifest, bundle.engine_path(), max_batch), options)]
-    # An ensemble has one batch size: where a stage has none, none of them has.
+    # An ensemble has a single batch size: if one stage has no batch axis, none may use one.
     records: tuple[Manifest | StageRecord, ...] = (manifest, *manifest.stages)
     max_batch = batch_limit(options, min(map(max_batch_size, records)), manifest.name)
     stages = [
@@ -84,7 +84,7 @@ def _model(bundle: Bundle, engine: _Engine, options: DeployOptions) -> DeployedM
 
 
 def _graphs(options: DeployOptions, record: Manifest | StageRecord, max_batch: int) -> list[Section]:
-    """Return CUDA graphs where asked: for one request, and for the shapes that the engine was tuned for."""
+    """Return CUDA graphs if requested: for single requests, and for the shapes that the engine was tuned for."""
     if not options.cuda_graphs:
         return []
     specs: list[dict[str, Any]] = []
@@ -108,7 +108,7 @@ _ON_RUNTIME = (
 
 
 def tensor_model(bundle: Bundle, name: str, options: DeployOptions) -> DeployedModel:
-    """Return the bundle as one model of the Python backend. Raises DeployError for types that it does not know."""
+    """Return the bundle as one model of the Python backend. Raises DeployError for types that the backend lacks."""
     manifest = bundle.manifest
     _refuse_bf16(manifest)
     max_batch = batch_limit(options, max_batch_size(manifest), manifest.name)
@@ -131,9 +131,9 @@ def tensor_model(bundle: Bundle, name: str, options: DeployOptions) -> DeployedM
 
 
 def max_batch_size(network: Manifest | StageRecord) -> int:
-    """Return the largest batch, 0 where requests cannot share one.
+    """Return the largest batch, 0 if requests cannot be batched.
 
-    Every input and output must have axis 0 for it, from 1 up, and no row may know of the others.
+    Every input and output must have axis 0 as the batch axis, starting at 1, and rows must be independent.
     """
     if isinstance(network, Manifest) and network.verify is not None and network.verify.batch_rows == "mixed":
         return 0
@@ -147,7 +147,10 @@ def max_batch_size(network: Manifest | StageRecord) -> int:
 
 
 def batch_limit(options: DeployOptions, largest: int, where: str) -> int:
-    """Return the batch to serve: the engine's `largest`, or less where asked. Raises DeployError for more."""
+    """Return the batch size to serve: the engine's `largest`, or a smaller requested one.
+
+    Raises DeployError for more.
+    """
     wanted = options.max_batch_size
     if wanted is None or wanted <= largest:
         return largest if wanted is None else wanted
@@ -156,7 +159,7 @@ def batch_limit(options: DeployOptions, largest: int, where: str) -> int:
 
 
 def tensors(records: tuple[IoRecord, ...], max_batch: int) -> tuple[TritonTensor, ...]:
-    """Return inputs or outputs as Triton has them: where there is a batch, its axis is left out."""
+    """Return inputs or outputs as Triton defines them: without the batch axis, if there is one."""
     shapes = [record.shape[1:] if max_batch else record.shape for record in records]
     return tuple(
         TritonTensor(record.name, record.dtype, shape, is_scalar=not shape)
@@ -165,19 +168,19 @@ def tensors(records: tuple[IoRecord, ...], max_batch: int) -> tuple[TritonTensor
 
 
 def shape_words(name: str, max_batch: int) -> str:
-    """Return where the shapes of an interface are from."""
+    """Return text on where the shapes of an interface come from."""
     return f"As the bundle `{name}` has them" + (", without the batch axis." if max_batch else ".")
 
 
 def extras(options: DeployOptions) -> list[Section]:
-    """Return what the server does around a model, where asked."""
+    """Return the requested features that the server adds to a model."""
     return [model_config.response_cache()] if options.response_cache else []
 
 
 def warm_up_shape(
     network: Manifest | StageRecord, sizes: dict[str, tuple[int, ...]], max_batch: int
 ) -> model_config.WarmUpShape:
-    """Return the shape of a request. sizes: of dynamic inputs, with the batch axis."""
+    """Return the shape of a warm-up request. sizes: of dynamic inputs, with the batch axis."""
     full = {record.name: sizes.get(record.name, record.shape) for record in network.inputs}
     if not max_batch:
         return model_config.WarmUpShape(0, full)
@@ -191,7 +194,7 @@ def opt_shapes(profile: ResolvedProfile) -> dict[str, tuple[int, ...]]:
 
 
 def _refuse_bf16(manifest: Manifest) -> None:
-    """Raise DeployError where a tensor has a type that Python's arrays do not know."""
+    """Raise DeployError if a tensor is bf16, which Python's arrays lack."""
     for record in (*manifest.inputs, *manifest.outputs):
         if record.dtype == "bf16":
             what = f"`{record.name}` is bf16, which Triton's Python backend does not support"

@@ -1,1 +1,1 @@
-"""EAGLE-3: one layer that guesses tokens from hidden states of some of the model's layers."""
+"""EAGLE-3: one layer that guesses tokens from the hidden states of several of the model's layers."""

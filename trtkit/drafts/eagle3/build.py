@@ -30,7 +30,7 @@ _TABLE = "embedding.weight"
 def open_folder(folder: SpeculatorFolder, target: DecoderSpec) -> OpenedSpeculator:
     """Open an EAGLE-3 head for the model `target`.
 
-    Raises SourceError, ProblemsError for fields and weights that are missing, unknown or those of another model's head.
+    Raises SourceError, ProblemsError for missing or unknown fields and weights, and for those of another model's head.
     """
     fields, where, stored = folder.fields, folder.where, _renamed(folder.stored)
     spec = eagle3_spec(fields, where, target)
@@ -54,12 +54,12 @@ def open_folder(folder: SpeculatorFolder, target: DecoderSpec) -> OpenedSpeculat
 
 
 def _renamed(stored: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
-    """Return arrays by their names without what formats put before them."""
+    """Return arrays by name without the formats' prefixes."""
     return {_PREFIX.sub("", name): array for name, array in stored.items()}
 
 
 def _ids(spec: Eagle3Spec, stored: Mapping[str, StoredArray], where: str) -> np.ndarray:
-    """Return the model's token of each of the head's. Raises SourceError where the tables contradict each other."""
+    """Return the model's token id of each token of the head. Raises SourceError if the tables contradict each other."""
     count, vocab = spec.draft_vocab_size, spec.decoder.vocab_size
     if "d2t" not in stored:
         if count != vocab:

@@ -1,4 +1,4 @@
-"""Build an EAGLE-3 head: a network of one layer that guesses the next token from the model's hidden states."""
+"""Build an EAGLE-3 head: a one-layer network that guesses the next token from the model's hidden states."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def build_network(
 ) -> None:
     """Add a head to an empty graph, with the inputs and outputs of `build_layer_head`.
 
-    known: [V'], the model's tokens that the head can guess, in its order.
+    known: [V'], the model's token ids that the head can guess, in its order.
     """
     head = LayerHead(spec.decoder, partial(_layer, spec), gives_normed=spec.has_normed_output)
     build_layer_head(graph, head, known, arrays, options)

@@ -1,4 +1,4 @@
-"""Guesses of an EAGLE-3 head, which reads the hidden states that the model has just computed."""
+"""Guesses of an EAGLE-3 head, from the hidden states that the model has just computed."""
 
 from trtkit.drafts.proposers import ChainProposer
 

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head of transformers' layers, and the comparison of a head's network with it."""
+"""An EAGLE-3 head built from transformers' layers, and the comparison of a head's network with it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Eagle3Reference:
         self._layer.load_state_dict({name: self._weights[path] for name, path in names.items()})
 
     def fuse(self, states: Sequence[torch.Tensor] | Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """Return what the head reads [S, D] of the hidden states [S, D'] that the model's layers begin with."""
+        """Return the head's input [S, D] from the hidden states [S, D'] that the model's layers read."""
         import torch
 
         fusion, weights = self._spec.fusion, self._weights
@@ -57,7 +57,7 @@ class Eagle3Reference:
         return torch.nn.functional.linear(joined, weights["speculator.fc.weight"], weights.get("speculator.fc.bias"))
 
     def __call__(self, ids: Sequence[int], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits [S, V'] and hidden states for the next guess [S, D] of next tokens and hidden states."""
+        """Return logits [S, V'] and hidden states for the next guess [S, D] from next tokens and hidden states."""
         import torch
 
         count, layer = len(ids), self._layer
@@ -83,7 +83,7 @@ class Eagle3Reference:
 
 
 def _layer(fields: Fields) -> tuple[LlamaDecoderLayer | Qwen3DecoderLayer, torch.nn.Module, LlamaConfig | Qwen3Config]:
-    """Return transformers' layer, its rotary embedding and their config."""
+    """Return transformers' layer, its rotary embedding and its config."""
     from transformers import LlamaConfig, Qwen3Config
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
     from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RotaryEmbedding
@@ -110,7 +110,7 @@ def logit_pairs(
     arrays: Mapping[str, Array],
     ids: Sequence[int],
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return a head's logits and its reference's: after a prompt's pieces, and after its own guesses."""
+    """Return the logits of a head and its reference after each chunk of a prompt and each of its own guesses."""
     import torch
 
     torch_head = Eagle3Reference(opened, arrays)

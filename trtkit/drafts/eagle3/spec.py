@@ -1,4 +1,4 @@
-"""An EAGLE-3 head, as data: one layer that guesses tokens from hidden states of the model that it was trained for.
+"""An EAGLE-3 head as data: one layer that guesses tokens from hidden states of the model that it was trained for.
 
 Sources: https://arxiv.org/abs/2503.01840; config.json of SafeAILab's heads (`LlamaForCausalLMEagle3`) and of vLLM's
 `speculators`.
@@ -19,11 +19,11 @@ EAGLE3, TITLE = "eagle3", "EAGLE-3"
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
 SIGN = f"`architectures` of {', '.join(ARCHITECTURES)}"
 LAYERS = ("llama", "qwen3")
-"""Families that a head's layer may be of."""
+"""Families that a head's layer may belong to."""
 _NESTED = "transformer_layer_config"
 _LAYER_IDS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 _OWN = ("draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-# Fields of one format with the only value that is supported, and those that change nothing here.
+# Fields of one of the formats whose only supported value is given, and fields without effect here.
 _FIXED = {
     "num_hidden_layers": 1,
     "use_aux_hidden_state": True,
@@ -48,16 +48,16 @@ _IDLE = (
     "transformers_version",
     "_name_or_path",
     "auto_map",
-    "tie_word_embeddings",  # heads have a matrix of their own for logits
+    "tie_word_embeddings",  # heads have their own matrix for logits
 )
 
 
 @dataclass(frozen=True)
 class Eagle3Spec:
-    """A head. decoder: its layer, numbered after those of the model, and sizes. draft_vocab_size: tokens it can guess.
+    """A head. decoder: its layer, numbered after the model's, and sizes. draft_vocab_size: tokens that it can guess.
 
     target_hidden_size: of the model. has_normed_residual: whether the layer adds to normed hidden states.
-    has_normed_output: whether the next guess is made from the hidden state after the last norm.
+    has_normed_output: whether the next guess uses the hidden state after the final norm.
     """
 
     decoder: DecoderSpec
@@ -73,12 +73,12 @@ class Eagle3Spec:
 
     @property
     def layer_index(self) -> int:
-        """The number of the head's layer, whose caches follow those of the model's layers."""
+        """The number of the head's layer; its caches follow those of the model's layers."""
         return self.decoder.first_layer
 
     @property
     def cached_elements(self) -> int:
-        """Elements that the cache of the layer holds of one token."""
+        """Elements per token in the layer's cache."""
         return self.decoder.cached_elements
 
     @property
@@ -87,18 +87,18 @@ class Eagle3Spec:
 
     @property
     def most_tokens(self) -> int | None:
-        """None: each guess is made from the one before."""
+        """None, for no limit: each guess is made from the one before."""
         return None
 
     @property
     def description(self) -> str:
-        """Return the kind, what it guesses and what it reads, for people."""
+        """Return the kind, its guesses and its inputs, for people."""
         tokens = f"{self.draft_vocab_size} of {self.decoder.vocab_size} tokens"
         layers = ", ".join(map(str, self.fusion.layers))
         return f"EAGLE-3, {tokens}; reads the hidden states that layers {layers} of the model begin with"
 
     def fusion_weights(self) -> Iterator[Weight]:
-        """Yield the weights that the model's network has for its head."""
+        """Yield the weights in the model's network that belong to the head."""
         fusion, size = self.fusion, self.target_hidden_size
         count = len(fusion.layers)
         yield Weight("speculator.fc.weight", "fc.weight", (fusion.hidden_size, count * size))
@@ -111,10 +111,10 @@ class Eagle3Spec:
             yield Weight("speculator.input_norm.weight", "input_norm.weight", (count * size,))
 
     def network_weights(self) -> Iterator[Weight]:
-        """Yield the weights of the head's own network. Names are without what checkpoints put before the layer's."""
+        """Yield the weights of the head's own network. Names lack the prefixes of checkpoints."""
         layer, size = f"layers.{self.layer_index}", self.decoder.hidden_size
         shapes = {"lm_head.weight": (self.draft_vocab_size, size)}
-        joined = {f"{layer}.attention.{name}.weight" for name in "qkv"}  # read embeddings next to hidden states
+        joined = {f"{layer}.attention.{name}.weight" for name in "qkv"}  # read embeddings and hidden states, joined
         for weight in model_weights(self.decoder):
             shape = (weight.shape[0], 2 * size) if weight.path in joined else weight.shape
             name = weight.name.removeprefix("model.").removeprefix(f"{layer}.")
@@ -125,8 +125,7 @@ class Eagle3Spec:
 def eagle3_spec(fields: Fields, where: str, target: DecoderSpec) -> Eagle3Spec:
     """Return the head that a `config.json` describes.
 
-    Raises SourceError, ProblemsError for fields that are not supported or unknown, and for what differs from the model
-    `target`.
+    Raises SourceError, ProblemsError for unsupported or unknown fields, and for mismatches with the model `target`.
     """
     decoder = decoder_spec(layer_fields(fields, where), where)
     config = HfConfig(_unnested(fields, where), where)
@@ -150,17 +149,17 @@ def eagle3_spec(fields: Fields, where: str, target: DecoderSpec) -> Eagle3Spec:
 
 
 def layer_fields(fields: Fields, where: str) -> dict[str, object]:
-    """Return the config of a head's layer, as of a model of one layer. Raises what `eagle3_spec` does."""
+    """Return the config of a head's layer in the form of a one-layer model's. Raises what `eagle3_spec` raises."""
     fields = _unnested(fields, where)
     _check_fixed(fields, where)
     left_out = {*_OWN, *_LAYER_IDS, *_FIXED, *_IDLE}
     if fields["model_type"] == "llama" and not fields.get("use_sliding_window"):
-        left_out.add("max_window_layers")  # of a Qwen model, whose config a head's was made from
+        left_out.add("max_window_layers")  # of a Qwen model from whose config the head's was made
     return {**{name: value for name, value in fields.items() if name not in left_out}, "num_hidden_layers": 1}
 
 
 def obstacles(target: DecoderSpec) -> Iterator[str]:
-    """Yield why no EAGLE-3 head can guess tokens of a model."""
+    """Yield why a model cannot have an EAGLE-3 head."""
     embedding, block = target.embedding, target.block
     if target.states:
         yield "the model has recurrent states, which a head's guesses would have to be rewound in"
@@ -171,23 +170,23 @@ def obstacles(target: DecoderSpec) -> Iterator[str]:
 
 
 def describes(fields: Fields) -> bool:
-    """Whether a `config.json` is that of an EAGLE-3 head."""
+    """Whether a `config.json` is an EAGLE-3 head's."""
     named, kind = list(fields.get("architectures") or ()), fields.get("speculators_model_type")
     if kind is not None:
         return bool(kind == EAGLE3)
-    # SafeAILab's own files name the Llama whose layer the head has.
+    # SafeAILab's own files name the Llama class of the head's layer.
     return bool(set(named) & set(ARCHITECTURES)) or (named == ["LlamaForCausalLM"] and "draft_vocab_size" in fields)
 
 
 def _unnested(fields: Fields, where: str) -> dict[str, object]:
-    """Return the fields of either format on one level. Raises SourceError for a layer of another family."""
+    """Return the fields of either format, flattened. Raises SourceError for a layer of another family."""
     layer, eagle = fields.get(_NESTED), fields.get("eagle_config") or {}
     if not isinstance(layer, dict | None) or not isinstance(eagle, dict):
         raise SourceError(f"`{_NESTED}` and `eagle_config` must be mappings", where)
     if layer is not None:
         _check_nested(fields, layer, where)
     outer = {key: value for key, value in fields.items() if key not in (_NESTED, "eagle_config")}
-    # Here, unlike in vLLM's fields, a layer's number means its output.
+    # Here, unlike in vLLM's fields, a layer's number refers to its output.
     nested = {key: [int(i) + 1 for i in value] if key in _LAYER_IDS else value for key, value in eagle.items()}
     flat = {"model_type": "llama", **nested, **(layer or {}), **outer}
     if flat["model_type"] not in LAYERS:
@@ -197,7 +196,7 @@ def _unnested(fields: Fields, where: str) -> dict[str, object]:
 
 
 def _check_nested(fields: Fields, layer: Fields, where: str) -> None:
-    """Raise ProblemsError for fields that vLLM and `speculators` have different defaults for."""
+    """Raise ProblemsError for fields whose defaults differ between vLLM and `speculators`."""
     missing = [f"{_NESTED}.model_type"] if "model_type" not in layer else []
     missing += ["norm_before_residual"] if "norm_before_residual" not in fields else []
     if missing:
@@ -206,7 +205,7 @@ def _check_nested(fields: Fields, layer: Fields, where: str) -> None:
 
 
 def _check_fixed(fields: Fields, where: str) -> None:
-    """Raise ProblemsError for fields whose values are not supported."""
+    """Raise ProblemsError for fields with unsupported values."""
     problems = [
         Problem(f"`{name}` is `{fields[name]}`; only `{value}` is supported", where)
         for name, value in _FIXED.items()
@@ -217,7 +216,7 @@ def _check_fixed(fields: Fields, where: str) -> None:
 
 
 def _fusion(config: HfConfig, count: int, decoder: DecoderSpec) -> FusionSpec:
-    """Return what a model of `count` layers gives its head."""
+    """Return the fusion of hidden states that a model of `count` layers provides for its head."""
     of_all, of_each = (bool(config.get(name, False)) for name in ("norm_before_fc", "fc_norm"))
     if of_all and of_each:
         raise SourceError("`norm_before_fc` and `fc_norm` exclude each other", config.where)
@@ -226,9 +225,9 @@ def _fusion(config: HfConfig, count: int, decoder: DecoderSpec) -> FusionSpec:
 
 
 def _layers(config: HfConfig, count: int) -> tuple[int, ...]:
-    """Return the layers whose inputs the head reads; a head that does not name them was trained on the usual three.
+    """Return the layers whose inputs the head reads; the usual three if the config names none.
 
-    Runtimes join hidden states as they come, whatever the order of the numbers.
+    Runtimes join hidden states in layer order, whatever the order of the numbers.
     """
     named = next((ids for name in _LAYER_IDS if (ids := config.get(name))), None)
     layers = (2, count // 2, count - 3) if named is None else tuple(sorted(int(index) for index in named))

@@ -1,1 +1,1 @@
-"""Gemma 4's assistant: a few layers without caches of their own, which read the model's."""
+"""Gemma 4's assistant: a few layers that read the model's caches and have none of their own."""

@@ -1,4 +1,4 @@
-"""The folder of Gemma 4's assistant: config.json and safetensors, as transformers saves them."""
+"""The folder of a Gemma 4 assistant: config.json and safetensors, as transformers saves them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _EMBEDDING = "model.embed_tokens.weight"
 def open_folder(folder: SpeculatorFolder, target: DecoderSpec) -> OpenedSpeculator:
     """Open an assistant of the model `target`.
 
-    Raises SourceError, ProblemsError for fields and weights that are missing, unknown or another model's.
+    Raises SourceError, ProblemsError for missing or unknown fields and weights, and for those of another model.
     """
     spec = assistant_spec(folder.fields, folder.where, target)
     stored = {name: array for name, array in folder.stored.items() if not name.startswith(spec.unused)}
     network_weights = {weight.path: weight for weight in spec.network_weights()}
     borrowed = {network_weights.pop(TABLE).path: TABLE}
     if LM_HEAD in stored:
-        stored.pop(_EMBEDDING, None)  # an assistant looks up tokens in the model's embedding
+        stored.pop(_EMBEDDING, None)  # an assistant uses the model's embedding
     elif folder.fields.get("tie_word_embeddings", True):
         network_weights[LM_HEAD] = replace(network_weights[LM_HEAD], name=_EMBEDDING)
     arrays = Checkpoint(stored)

@@ -1,4 +1,4 @@
-"""Build Gemma 4's assistant: layers without caches of their own, which read the model's."""
+"""Build Gemma 4's assistant: layers that read the model's caches and have none of their own."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _ONE = Axis("new_tokens", 1)
 def build_network(
     graph: Graph, spec: AssistantSpec, _known: object, arrays: Mapping[str, Array], options: DecoderOptions
 ) -> None:
-    """Add an assistant to an empty graph, with its inputs and outputs.
+    """Add an assistant, with its inputs and outputs, to an empty graph.
 
     Inputs: `input_ids` [B, 1], the token after those that the model has read, or the last guess; `kv_lengths` [B], how
-    many it has read, less than T; `draft_hidden_states` [B, 1, D], the model's after the last of them, or what the
-    last guess gave; and the model's caches, which stay as they are, with `key_positions` and `page_table` as in
-    `build_decoder`. All guesses have the position of the first token that is not cached.
-    Outputs: `logits` [B, V] in fp32, and `next_draft_hidden_states` [B, D].
+    many it has read, less than T; `draft_hidden_states` [B, 1, D], the model's after the last of them, or the output of
+    the last guess; and the model's caches, which are not written, with `key_positions` and `page_table` as in
+    `build_decoder`. All guesses have the position of the first uncached token. Outputs: `logits` [B, V] in fp32, and
+    `next_draft_hidden_states` [B, D].
     """
     weights = Weights(graph, arrays, options.dtype)
     ids = graph.take(InputSpec("input_ids", options.ids_dtype.name, (BATCH, _ONE), "request"))
@@ -76,7 +76,7 @@ def _logits(weights: Weights, x: Tensor, clusters: ClusterSpec | None) -> Tensor
 
 
 def _model_caches(graph: Graph, spec: AssistantSpec, options: DecoderOptions) -> dict[int, Attending]:
-    """Return what layers read of each of the model's layers whose caches they share, and where their query stands."""
+    """Return the attention inputs for each model layer whose caches are read, and the position of the query."""
     lengths = graph.take(InputSpec("kv_lengths", INT32.name, (BATCH,), "scheduler"))
     window = pages = None
     if options.has_kv_window or options.page_tokens is not None:
@@ -122,7 +122,7 @@ def _read(
 
 
 def _of_best_clusters(weights: Weights, x: Tensor, clusters: ClusterSpec) -> Tensor:
-    """Return logits [B, V] of tokens in the best clusters of x [B, D]; those of others are 1 below the lowest of them.
+    """Return logits [B, V] of x [B, D]; tokens outside the best clusters get 1 less than the lowest in them.
 
     Rows of the matrix are stored cluster by cluster, so that only those of the best are read.
     """

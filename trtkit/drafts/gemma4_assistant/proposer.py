@@ -1,4 +1,4 @@
-"""Guesses of Gemma 4's assistant, which reads the model's caches and the hidden state that it has just computed."""
+"""Guesses of Gemma 4's assistant, from the model's caches and its latest hidden state."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class AssistantProposer(DraftHeadProposer):
-    """What the assistant in the model's bundle guesses, each guess from the token and the hidden state before it.
+    """Guesses of the assistant in the model's bundle, each from the token and the hidden state before it.
 
-    It writes nothing to caches: all guesses of a step read the same keys, from the same position, that of the last
-    token, which the model has not read yet. So a slot only keeps the model's hidden state after the token before.
-    A slot whose tokens were replaced in the meantime has no guesses for a step.
+    It writes no caches: all guesses of a step read the same keys, from the same position, that of the last token, which
+    the model has not read yet. A slot therefore keeps only the model's hidden state after the token before that one. A
+    slot whose tokens were replaced since has no guesses for one step.
 
-    Source: transformers, `SinglePositionMultiTokenCandidateGenerator`, which lets the first guess see the key of a
-    guess that the model has just rejected; here it does not.
+    Source: transformers, `SinglePositionMultiTokenCandidateGenerator`, except that there the first guess sees the key
+    of a guess that the model has just rejected.
     """
 
     def __init__(self, model: DecoderExecution, most: int, most_guesses: int | None = None) -> None:
@@ -43,7 +43,7 @@ class AssistantProposer(DraftHeadProposer):
         self._hidden.observe(sequences, call, counts, hidden)
 
     def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
-        """Let the assistant guess, and go on from its guesses."""
+        """Run the assistant on the last token, then on its own guesses."""
         lengths = sequences.lengths[slots]
         can = self._hidden.waits(sequences, slots)
         can &= (lengths > 1) & (lengths - 2 + most < self._speculator.max_length)
@@ -65,14 +65,14 @@ class AssistantProposer(DraftHeadProposer):
     def _run(
         self, sequences: Sequences, slots: Ints, tokens: Ints, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits [R, V] and the next hidden states [R, D] for tokens [R] of sorted slots, and hidden states.
+        """Return logits [R, V] and next hidden states [R, D] from tokens [R] of sorted slots and hidden states.
 
-        tokens: UNKNOWN for those that were drawn last.
+        tokens: UNKNOWN for those drawn last.
         """
         run = self._speculator.slots_to_run(slice(int(slots[0]), int(slots[-1]) + 1))
         first, total = run.start, run.stop - run.start
         at, (ids, starts, counts) = slots - first, np.zeros((3, total), np.int64)
-        # A call's lengths include its new token. This one is not cached, so the one before represents it.
+        # A call's lengths include its new token. This one is not cached, so the lengths are one less.
         ids[at], starts[at], counts[at] = tokens, sequences.lengths[slots] - 2, 1
         places = to_device(at, hidden.device)
         states = hidden.new_zeros(total, 1, hidden.shape[-1])

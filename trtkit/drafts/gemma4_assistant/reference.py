@@ -1,4 +1,4 @@
-"""Gemma 4's assistant of transformers, and the comparison of its network with it."""
+"""transformers' Gemma 4 assistant, and the comparison of its network with it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GUESSES = 3
 
 
 def new_assistant(config: Gemma4AssistantConfig) -> Gemma4AssistantForCausalLM:
-    """Return an assistant with initial weights, in fp32."""
+    """Return an assistant with newly initialized weights in fp32."""
     from transformers import Gemma4AssistantForCausalLM
 
     with all_layers_may_share():  # a config may name another type
@@ -37,7 +37,7 @@ def new_assistant(config: Gemma4AssistantConfig) -> Gemma4AssistantForCausalLM:
 
 @contextmanager
 def all_layers_may_share() -> Iterator[None]:
-    """Let transformers make models none of whose layers has a cache: its check (5.23) refuses its own assistants."""
+    """Let transformers create models in which no layer has a cache: its check (5.23) rejects its own assistants."""
     from transformers import Gemma4TextConfig
 
     name = "kv_sharing_modes"
@@ -56,9 +56,10 @@ def all_layers_may_share() -> Iterator[None]:
 
 
 def what_assistants_read(model: PreTrainedModel, ids: Sequence[int]) -> Read:
-    """Return the model's hidden state after tokens [1, 1, D], and the keys and values that assistants read, by type.
+    """Return the model's last hidden state [1, 1, D], and the keys and values for assistants, by layer type.
 
-    transformers returns none if no layers share caches; then they are those of the last layer of each type.
+    transformers returns no keys and values if no layers share caches; then they are those of the last layer of each
+    type.
     """
     import torch
     from transformers import DynamicCache
@@ -78,9 +79,9 @@ def logit_pairs(
     arrays: Mapping[str, Array],
     ids: Sequence[int],
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return what an assistant gives and what its reference does: after a part of a prompt and after all of it.
+    """Return outputs of an assistant and of its reference after a part of a prompt and after all of it.
 
-    That is logits, and the hidden state for the next guess.
+    The outputs are logits and the hidden state for the next guess.
     """
     import torch
 
@@ -108,7 +109,7 @@ def logit_pairs(
                 assert speculator.next_hidden is not None
                 pairs.append((speculator.next_hidden.clone(), outputs.last_hidden_state[0]))
                 hidden = outputs.last_hidden_state
-                state = hidden.to(state.dtype)  # so that errors of guesses do not add up
+                state = hidden.to(state.dtype)  # so that errors of guesses do not accumulate
                 token = int(outputs.logits.argmax())
     return pairs
 
@@ -118,8 +119,8 @@ def _pair(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return logits [1, V] of a guess and the reference's.
 
-    Which clusters are the best is not a continuous function. So of clustered tokens, those with logits are compared,
-    next to the reference's scores of the clusters they are in, which must be the best scores.
+    The choice of the best clusters is not continuous. With clusters, only tokens with logits are compared, and in
+    addition the reference's scores of their clusters, which must be the best scores.
     """
     import torch
 
@@ -135,7 +136,7 @@ def _pair(
 
 
 def _reference(opened: OpenedSpeculator, arrays: Mapping[str, Array]) -> Gemma4AssistantForCausalLM:
-    """Return transformers' assistant with the weights of an opened one."""
+    """Return transformers' assistant with an opened one's weights."""
     import torch
     from transformers import Gemma4AssistantConfig
 

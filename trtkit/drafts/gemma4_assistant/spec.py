@@ -1,4 +1,4 @@
-"""Gemma 4's assistant, as data: a few layers that read the model's own caches, and guess tokens.
+"""Gemma 4's assistant as data: a few layers that read the model's own caches and guess tokens.
 
 Source: transformers, `Gemma4AssistantForCausalLM` and `SinglePositionMultiTokenCandidateGenerator`.
 """
@@ -22,13 +22,13 @@ FAMILY = "gemma4_text"
 """The `model_type` of models that have assistants, and of an assistant's layers."""
 TABLE, LM_HEAD = "embedding.weight", "lm_head.weight"
 CENTROIDS, ORDER = "clusters.centroids.weight", "clusters.order"
-_OFF = {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144}  # with Gemma 4's defaults
+_OFF = {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144}  # Gemma 4's defaults
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """Tokens in `count` clusters of one size. Only tokens of the `top_k` best clusters are guessed."""
+    """Clusters of tokens, `count` of equal size. Only tokens of the `top_k` best clusters are guessed."""
 
     count: int
     top_k: int
@@ -36,7 +36,7 @@ class ClusterSpec:
 
 @dataclass(frozen=True)
 class AssistantSpec:
-    """An assistant. decoder: its layers, which read the caches of layers of the model, and its sizes.
+    """An assistant. decoder: its layers, which read the caches of the model's layers, and its sizes.
 
     target_hidden_size, embedding_scale: of the model, whose hidden states and scaled embedding it reads.
     """
@@ -65,12 +65,12 @@ class AssistantSpec:
 
     @property
     def most_tokens(self) -> int | None:
-        """None: each guess is made from the one before."""
+        """None, for no limit: each guess is made from the one before."""
         return None
 
     @property
     def description(self) -> str:
-        """Return the kind, what it guesses and what it reads, for people."""
+        """Return the kind, its guesses and its inputs, for people."""
         sources = ", ".join(map(str, sorted(self.sources)))
         clusters, tokens = self.clusters, f"{self.decoder.vocab_size} tokens"
         if clusters is not None:
@@ -79,17 +79,17 @@ class AssistantSpec:
 
     @property
     def sources(self) -> Mapping[int, AttentionSpec]:
-        """The layers of the model whose caches it reads, each with the attention of a layer that reads it."""
+        """The model layers whose caches it reads, each with the attention of a layer that reads it."""
         return {
             attention.cache_of: attention for attention in self.decoder.attentions if attention.cache_of is not None
         }
 
     def fusion_weights(self) -> Iterator[Weight]:
-        """Yield nothing: the model's network has no weights for it."""
+        """Yield nothing: the model's network has no weights of the assistant."""
         yield from ()
 
     def network_weights(self) -> Iterator[Weight]:
-        """Yield the weights of its own network, with the model's embedding, by their names in checkpoints."""
+        """Yield the weights of its own network, including the model's embedding, by their names in checkpoints."""
         width, size, vocab = self.decoder.hidden_size, self.target_hidden_size, self.decoder.vocab_size
         yield Weight(TABLE, "", (vocab, size), is_table=True)
         yield from (weight for weight in model_weights(self.decoder) if weight.path != TABLE)
@@ -101,17 +101,17 @@ class AssistantSpec:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """How the names of weights begin that checkpoints may hold and transformers ignores."""
+        """Name prefixes of weights that checkpoints may hold and transformers ignores."""
         return unused_weights(range(len(self.decoder.layers)))
 
 
 def describes(fields: Fields) -> bool:
-    """Whether a `config.json` is that of an assistant."""
+    """Whether a `config.json` is an assistant's."""
     return bool(fields.get("model_type") == GEMMA4_ASSISTANT)
 
 
 def obstacles(target: DecoderSpec) -> Iterator[str]:
-    """Yield why no assistant can guess tokens of a model."""
+    """Yield why a model cannot have an assistant."""
     if target.model_type != FAMILY:
         yield f"Gemma 4's assistant reads the caches of a `{FAMILY}`, and the model is a `{target.model_type}`"
     elif lacking := {_SLIDING, _FULL} - set(_sources(target)):
@@ -121,14 +121,13 @@ def obstacles(target: DecoderSpec) -> Iterator[str]:
 def assistant_spec(fields: Fields, where: str, target: DecoderSpec) -> AssistantSpec:
     """Return the assistant that a `config.json` describes.
 
-    Raises SourceError, ProblemsError for fields that are not supported or unknown, and for what differs from the model
-    `target`.
+    Raises SourceError, ProblemsError for unsupported or unknown fields, and for mismatches with the model `target`.
     """
     config = HfConfig(fields, where)
     layers, count = _layer_fields(config), int(config.get("num_centroids", 2048))
     top_k, size = int(config.get("centroid_intermediate_top_k", 32)), int(config.get("backbone_hidden_size", 1536))
     clusters = ClusterSpec(count, top_k) if config.get("use_ordered_embeddings", False) else None
-    config.get("tie_word_embeddings", True)  # which files show: a tied matrix is stored as the embedding
+    config.get("tie_word_embeddings", True)  # the files show it: a tied matrix is stored as the embedding
     config.check_all_read()
     own_decoder = decoder_spec(layers, f"{where}: text_config")
     decoder = replace(
@@ -145,7 +144,7 @@ def assistant_spec(fields: Fields, where: str, target: DecoderSpec) -> Assistant
 
 
 def _layer_fields(config: HfConfig) -> dict[str, object]:
-    """Return the config of an assistant's layers, as of a model with caches of its own."""
+    """Return the config of an assistant's layers in the form of a model with its own caches."""
     fields = config.need("text_config")
     if not isinstance(fields, dict) or fields.get("model_type") != FAMILY:
         raise SourceError(f"`text_config` must be that of a `{FAMILY}`", config.where)
@@ -159,22 +158,22 @@ def _layer_fields(config: HfConfig) -> dict[str, object]:
     if shared not in (0, count):
         what = f"`num_kv_shared_layers` is `{shared}`; all {count} layers of an assistant read the model's caches"
         raise SourceError(what, layers.where)
-    # Logits of an assistant are not capped, whatever its config says.
+    # An assistant's logits are not capped, whatever its config says.
     return {**fields, "num_kv_shared_layers": 0, "final_logit_softcapping": None}
 
 
 def _reading(attention: AttentionSpec, target: DecoderSpec) -> AttentionSpec:
-    """Return a layer's attention that reads a cache of the model.
+    """Return the attention of a layer that reads the model's cache.
 
-    Its queries have the position of the token that is embedded, whose own key is not cached yet. A window of W shows
-    the W + 1 keys before it, which are W + 2 tokens with itself, as windows are counted here.
+    Its queries have the position of the embedded token, whose own key is not cached yet. A window of W shows the W + 1
+    keys before it, which are W + 2 tokens including itself, as windows are counted here.
     """
     window, source = attention.sliding_window, _sources(target)[_type(attention)]
     return replace(attention, cache_of=source, sliding_window=None if window is None else window + 2)
 
 
 def _sources(target: DecoderSpec) -> dict[str, int]:
-    """Return by type the last layer of the model that has a cache of its own."""
+    """Return, by type, the model's last layer that has its own cache."""
     owners = ((index, layer.attention) for index, layer in target.numbered_layers)
     return {_type(attention): index for index, attention in owners if attention.cache_of is None}
 
@@ -184,7 +183,7 @@ def _type(attention: AttentionSpec) -> str:
 
 
 def _sizes(spec: AssistantSpec, target: DecoderSpec) -> Iterator[SizePair]:
-    """Yield what an assistant and its model must agree on."""
+    """Yield the sizes in which an assistant and its model must agree."""
     yield SizePair("`vocab_size`", spec.decoder.vocab_size, target.vocab_size)
     yield SizePair("`backbone_hidden_size`", spec.target_hidden_size, target.hidden_size)
     for source, reader in spec.sources.items():
@@ -195,7 +194,7 @@ def _sizes(spec: AssistantSpec, target: DecoderSpec) -> Iterator[SizePair]:
 
 
 def _check_clusters(clusters: ClusterSpec, vocab_size: int, where: str) -> None:
-    """Raise SourceError for clusters of different sizes, or fewer than are read."""
+    """Raise SourceError for clusters of unequal size, or fewer clusters than `top_k`."""
     if clusters.count < 1 or vocab_size % clusters.count:
         raise SourceError(f"`num_centroids` is {clusters.count}, which does not divide {vocab_size} tokens", where)
     if not 0 < clusters.top_k <= clusters.count:

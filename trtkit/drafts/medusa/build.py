@@ -1,4 +1,4 @@
-"""Medusa heads' folder: config.json and safetensors, by FasterDecoding's or vLLM's names, alone or with their model.
+"""The folder of Medusa heads: config.json and safetensors, with FasterDecoding's or vLLM's names, alone or in a model.
 
 Sources: https://github.com/FasterDecoding/Medusa; vllm/model_executor/models/medusa.py;
 text_generation_server/layers/medusa.py, whose heads may use the model's own matrix for logits.
@@ -33,7 +33,7 @@ _LAYER, _MATRIX = re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\."), re.compile(r"^
 def open_folder(folder: SpeculatorFolder, target: DecoderSpec) -> OpenedSpeculator:
     """Open Medusa heads for the model `target`.
 
-    Raises SourceError, ProblemsError for fields and weights that are missing, unknown or of another model's heads.
+    Raises SourceError, ProblemsError for missing or unknown fields and weights, and for those of another model's heads.
     """
     is_vllms = any(_LAYER.match(_PREFIX.sub("", name)) for name in folder.stored)
     spec = medusa_spec(folder.fields, folder.where, target, has_bias=not is_vllms)
@@ -61,7 +61,7 @@ def open_folder(folder: SpeculatorFolder, target: DecoderSpec) -> OpenedSpeculat
 
 
 def _renamed(folder: SpeculatorFolder, spec: MedusaSpec) -> dict[str, StoredArray]:
-    """Return the heads' arrays by FasterDecoding's names; of a model with heads, only theirs."""
+    """Return the heads' arrays by FasterDecoding's names; from a model with heads, only the heads'."""
     is_model = is_models(folder.fields)
     stored = {}
     for name, array in folder.stored.items():
@@ -74,13 +74,13 @@ def _renamed(folder: SpeculatorFolder, spec: MedusaSpec) -> dict[str, StoredArra
 
 
 def _head(name: str) -> int:
-    """Return the number of the head that a weight is of; -1 for those of all."""
+    """Return the number of a weight's head; -1 for weights of all heads."""
     number = _HEAD.match(name)
     return -1 if number is None else int(number[1])
 
 
 def _ids(spec: MedusaSpec, tokens: StoredArray | None, where: str) -> np.ndarray:
-    """Return the model's token of each of the heads'. Raises SourceError for a table that does not name them."""
+    """Return the model's token id of each token of the heads. Raises SourceError for an invalid table."""
     count, vocab = spec.draft_vocab_size, spec.vocab_size
     if count == vocab:
         return np.arange(vocab)
@@ -94,7 +94,7 @@ def _ids(spec: MedusaSpec, tokens: StoredArray | None, where: str) -> np.ndarray
 
 
 def _of_tokens(array: StoredArray, spec: MedusaSpec, ids: np.ndarray) -> StoredArray:
-    """Return the rows of the heads' tokens, of a matrix that has those of all tokens."""
+    """Return the rows of the heads' tokens from a matrix with rows for all tokens."""
     if len(ids) == spec.vocab_size or array.shape != (spec.vocab_size, spec.hidden_size):
         return array
     return StoredArray((len(ids), spec.hidden_size), partial(_rows, array, ids))

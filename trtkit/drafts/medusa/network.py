@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 def build_network(
     graph: Graph, spec: MedusaSpec, known: np.ndarray, arrays: Mapping[str, Array], options: DecoderOptions
 ) -> None:
-    """Add heads to an empty graph, with its input `draft_hidden_states` [B, D]: of the token before the last one.
+    """Add heads to an empty graph. Input: `draft_hidden_states` [B, D], after the second-to-last token.
 
-    Its output `logits` [B, heads * V] in fp32 holds those of all heads one after another, lowest for tokens that they
-    cannot guess. Head k guesses the token k + 1 places after the last one.
+    Output: `logits` [B, heads * V] in fp32, those of all heads one after another, lowest for tokens that they cannot
+    guess. Head k guesses the token k + 1 places after the last one.
 
-    known: [V'], the model's tokens that the heads can guess, in their order.
+    known: [V'], the model's token ids that the heads can guess, in their order.
     """
     weights = Weights(graph, arrays, options.dtype)
     x = graph.take(InputSpec(DRAFT_HIDDEN, options.dtype.name, (BATCH, Axis("hidden_size", spec.hidden_size)), "stage"))
@@ -59,7 +59,7 @@ def _residual(weights: Weights, x: Tensor, spec: MedusaSpec) -> Tensor:
 
 
 def _logits(weights: Weights, x: Tensor, spec: MedusaSpec, known: np.ndarray) -> Tensor:
-    """Return logits [..., V] of x [..., D] by the matrix in the current scope."""
+    """Return logits [..., V] of x [..., D] with the matrix in the current scope."""
     with weights.graph.scope("lm_head"):
         logits = cast(weights.product(x, None), FP32)
         scaled = logits * spec.logit_scale if spec.logit_scale != 1 else logits

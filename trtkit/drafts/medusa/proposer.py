@@ -1,4 +1,4 @@
-"""Guesses of Medusa heads, which read the model's last hidden state and nothing else."""
+"""Guesses of Medusa heads, from the model's last hidden state alone."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class MedusaProposer(DraftHeadProposer):
-    """What the heads of the model's bundle guess, all at once, of the hidden state from which the last token was drawn.
+    """Guesses of the heads in the model's bundle, all made at once from the hidden state that gave the last token.
 
     No guess depends on another.
 
-    Source: https://arxiv.org/abs/2401.10774, whose trees have the same shape in every step; here the likeliest branches
+    Source: https://arxiv.org/abs/2401.10774, where trees have the same shape in every step; here the likeliest branches
     are taken.
     """
 
@@ -41,7 +41,7 @@ class MedusaProposer(DraftHeadProposer):
         self._hidden.observe(sequences, call, counts, hidden)
 
     def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
-        """Let the heads read what waits, and draw a guess from each one's logits."""
+        """Run the heads on the waiting hidden states and draw a guess from the logits of each."""
         waits = self._hidden.waits(sequences, slots)
         rows, active = waits.nonzero()[0], slots[waits]
         if not active.size:

@@ -1,4 +1,4 @@
-"""Medusa heads in torch, and the comparison of their network with them."""
+"""Medusa heads in torch, and the comparison of the network with them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def medusa_logits(spec: MedusaSpec, arrays: Mapping[str, Array], hidden: torch.Tensor) -> torch.Tensor:
-    """Return the logits [heads, S, V'] of hidden states [S, D] in fp32, by the weights of the heads' network."""
+    """Return the logits [heads, S, V'] of hidden states [S, D] in fp32, with the weights of the heads' network."""
     import torch
 
     logits = []
@@ -45,7 +45,7 @@ def logit_pairs(
     arrays: Mapping[str, Array],
     ids: Sequence[int],
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the logits of all heads and their reference's, after each token of a prompt."""
+    """Return the logits of all heads and of their reference after each token of a prompt."""
     import torch
 
     speculator, count = model.speculator, len(ids)

@@ -1,4 +1,4 @@
-"""Medusa heads, as data: each guesses the token at its own distance from the model's last hidden state.
+"""Medusa heads as data: each guesses the token at its own distance from the model's last hidden state.
 
 Sources: https://arxiv.org/abs/2401.10774; config.json of FasterDecoding's heads, of vLLM's (`MedusaModel`), and of
 models that FasterDecoding or ModelOpt added heads to.
@@ -16,8 +16,8 @@ from trtkit.models.weights import Weight
 
 MEDUSA, TITLE, SIGN = "medusa", "Medusa", "`medusa_num_heads`"
 _ARCHITECTURE = "MedusaModel"
-_JOINT = "medusa"  # the field of a model's own config by which ModelOpt describes its heads
-_OF_MODELS = "num_attention_heads"  # which only a model's own config has
+_JOINT = "medusa"  # ModelOpt's field in a model's own config that describes its heads
+_OF_MODELS = "num_attention_heads"  # found only in a model's own config
 _HEADS, _LAYERS = "medusa_num_heads", "medusa_num_layers"
 _ALIASES = {
     "num_heads": _HEADS,
@@ -25,7 +25,7 @@ _ALIASES = {
     "num_hidden_layers": _LAYERS,
     "num_medusa_layers": _LAYERS,
 }
-# Names, and which guesses of several are checked.
+# Without effect here: names, and settings for checking several guesses.
 _IDLE = ("base_model_name_or_path", "max_paths", "topk", "max_seq_len", "decoding_strategy")
 _MOST_HEADS = 64
 
@@ -34,9 +34,9 @@ _MOST_HEADS = 64
 class MedusaSpec:
     """Heads that guess the tokens after the next one, in order.
 
-    layers: residual layers of each head. draft_vocab_size: tokens that they can guess, of vocab_size. is_shared: all
-    heads use one matrix for logits. logit_scale: of what it gives. stored_heads: in the files, of which the first are
-    used.
+    layers: residual layers of each head. draft_vocab_size: tokens that they can guess, out of vocab_size. is_shared:
+    whether all heads use one matrix for logits. logit_scale: of that matrix's output. stored_heads: heads in the files;
+    the first ones are used.
     """
 
     heads: int
@@ -55,12 +55,12 @@ class MedusaSpec:
 
     @property
     def fusion(self) -> None:
-        """None: heads read the model's hidden state after the final norm."""
+        """None: the heads read the model's hidden state after the final norm."""
         return
 
     @property
     def cached_elements(self) -> int:
-        """0: heads cache nothing."""
+        """0: heads have no cache."""
         return 0
 
     @property
@@ -69,18 +69,18 @@ class MedusaSpec:
 
     @property
     def most_tokens(self) -> int:
-        """One for each head."""
+        """One token per head."""
         return self.heads
 
     @property
     def description(self) -> str:
-        """Return the kind, what it guesses and what it reads, for people."""
+        """Return the kind, its guesses and its inputs, for people."""
         tokens = f"{self.draft_vocab_size} of {self.vocab_size} tokens"
         heads = f"{self.heads} of {self.stored_heads}" if self.stored_heads > self.heads else str(self.heads)
         return f"Medusa, heads: {heads}, layers in each: {self.layers}, {tokens}; reads the last hidden state"
 
     def fusion_weights(self) -> Iterator[Weight]:
-        """Yield nothing: the model's network has no weights for its heads."""
+        """Yield nothing: the model's network has no weights of the heads."""
         return iter(())
 
     def network_weights(self) -> Iterator[Weight]:
@@ -105,7 +105,7 @@ def describes(fields: Fields) -> bool:
 
 
 def is_models(fields: Fields) -> bool:
-    """Whether a `config.json` is a model's own, which heads were added to."""
+    """Whether a `config.json` is that of a model to which heads were added."""
     return isinstance(fields.get(_JOINT), Mapping) or (_HEADS in fields and _OF_MODELS in fields)
 
 
@@ -115,10 +115,10 @@ def obstacles(target: DecoderSpec) -> Iterator[str]:  # noqa: ARG001
 
 
 def medusa_spec(fields: Fields, where: str, target: DecoderSpec, *, has_bias: bool) -> MedusaSpec:
-    """Return the heads that a `config.json` describes. has_bias: of layers, if it does not say.
+    """Return the heads that a `config.json` describes. has_bias: whether layers have biases, if it does not say.
 
-    Raises SourceError, ProblemsError for fields that are missing, unknown or not supported, and for what differs from
-    the model `target`.
+    Raises SourceError, ProblemsError for missing, unknown or unsupported fields, and for mismatches with the model
+    `target`.
     """
     config = HfConfig(_renamed(fields, where), where)
     vocab_size = int(config.get("vocab_size", target.vocab_size))
@@ -147,7 +147,7 @@ def medusa_spec(fields: Fields, where: str, target: DecoderSpec, *, has_bias: bo
 
 
 def _version(config: HfConfig) -> int:
-    """Return FasterDecoding's version: heads of the second have no matrices of their own. Raises SourceError."""
+    """Return FasterDecoding's version: heads of version 2 have no own matrices for logits. Raises SourceError."""
     version = config.get("version")
     if str(version or 1) not in ("1", "2"):
         raise SourceError(f"`version` is `{version}`; only 1 and 2 are supported", config.where)
@@ -155,7 +155,7 @@ def _version(config: HfConfig) -> int:
 
 
 def _renamed(fields: Fields, where: str) -> dict[str, object]:
-    """Return the heads' fields by FasterDecoding's names. Raises SourceError for two values of one field."""
+    """Return the heads' fields by FasterDecoding's names. Raises SourceError if a field has two values."""
     renamed: dict[str, object] = {}
     for name, value in _of_heads(fields).items():
         usual = _ALIASES.get(name, name)

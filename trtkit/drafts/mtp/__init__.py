@@ -1,1 +1,1 @@
-"""MTP modules: layers after a model's own, in its own checkpoint, which were trained to guess later tokens."""
+"""MTP modules: layers after a model's own, in the same checkpoint, trained to guess later tokens."""

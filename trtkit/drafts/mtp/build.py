@@ -1,4 +1,4 @@
-"""An MTP module's folder: that of its model, or one with the module's weights alone and the model's config.json."""
+"""The folder of an MTP module: its model's, or one with only the module's weights and the model's config.json."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _IDLE = "rotary_emb.inv_freq"
 def open_folder(folder: SpeculatorFolder, target: DecoderSpec) -> OpenedSpeculator:
     """Open the MTP module of the model `target`.
 
-    Raises SourceError, ProblemsError for fields and weights that are missing, unknown or another model's.
+    Raises SourceError, ProblemsError for missing or unknown fields and weights, and for those of another model.
     """
     source = open_hf_folder(Path(folder.path))
     spec = mtp_spec(source.config, folder.where, target)
@@ -50,7 +50,7 @@ def open_folder(folder: SpeculatorFolder, target: DecoderSpec) -> OpenedSpeculat
 
 
 class _Dequantized(Mapping[str, Array]):
-    """Weights by path, each read or dequantized when asked for: a whole module can be larger than the memory."""
+    """Weights by path, read or dequantized one at a time: a whole module may not fit into memory."""
 
     def __init__(self, names: Mapping[str, str], arrays: Checkpoint) -> None:
         self._names, self._arrays = names, arrays

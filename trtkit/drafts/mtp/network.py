@@ -1,4 +1,4 @@
-"""Build an MTP module: a layer of the model's own kind that reads embeddings next to hidden states."""
+"""Build an MTP module: a layer of the model's own kind that reads embeddings and hidden states."""
 
 from __future__ import annotations
 

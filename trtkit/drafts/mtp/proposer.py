@@ -1,4 +1,4 @@
-"""Guesses of an MTP module, which reads the hidden states that the model has just computed."""
+"""Guesses of an MTP module, from the hidden states that the model has just computed."""
 
 from trtkit.drafts.proposers import ChainProposer
 

@@ -1,4 +1,4 @@
-"""An MTP module of transformers' layers, and the comparison of a module's network with it."""
+"""An MTP module built from transformers' layers, and the comparison of a module's network with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CLASSES = {
     "glm4_moe_lite": "Glm4MoeLite",
     "qwen3_next": "Qwen3Next",
 }
-"""How the names of transformers' classes of a family begin."""
+"""Prefixes of transformers' class names, by family."""
 _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
@@ -60,7 +60,7 @@ class MtpReference:
         self._layer.eval()
 
     def __call__(self, ids: Sequence[int], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits [S, V] and hidden states for the next guess [S, D] of next tokens and hidden states."""
+        """Return logits [S, V] and hidden states for the next guess [S, D] from next tokens and hidden states."""
         import torch
 
         count = len(ids)
@@ -80,7 +80,7 @@ def _norm(module: torch.nn.Module, weight: torch.Tensor) -> torch.nn.Module:
 
 
 def _stacked(weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return a layer's weights with those of all experts as one, as transformers holds them."""
+    """Return a layer's weights with all experts' stacked, as transformers holds them."""
     import torch
 
     experts: dict[int, dict[str, torch.Tensor]] = {}
@@ -105,7 +105,7 @@ def logit_pairs(
     arrays: Mapping[str, Array],
     ids: Sequence[int],
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return a module's logits and its reference's: after a prompt's pieces, and after its own guesses."""
+    """Return the logits of a module and its reference after each chunk of a prompt and each of its own guesses."""
     import torch
 
     with torch.inference_mode():

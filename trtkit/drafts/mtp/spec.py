@@ -33,16 +33,17 @@ MTP, TITLE = "mtp", "MTP modules"
 EMBEDDING_NORM, HIDDEN_NORM, PROJECTION = "embedding_norm", "hidden_norm", "joined"
 TABLE, LM_HEAD = "embedding.weight", "lm_head.weight"
 SHARED = (TABLE, LM_HEAD)
-"""Weights that are the model's where a checkpoint does not repeat them."""
+"""Weights taken from the model if a checkpoint does not repeat them."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How checkpoints of some families hold a module. start: how names begin; `{i}` is the number after the layers'.
+    """How checkpoints of some families hold a module. start: name prefix; `{i}` is the number after the layers'.
 
-    layer: how those of its decoder layer begin. inside: names after `start` by path, of what is not in that layer.
-    counts: fields that say how many modules there are, with how many there are if a config does not say.
-    one_layer: fields of a config whose only layer is the module's, out of the model's.
+    layer: name prefix of its decoder layer.
+    inside: names after `start`, by path, outside that layer.
+    counts: fields with the number of modules, and their defaults.
+    one_layer: derives the config of a model whose only layer is the module's from the model's config.
     """
 
     start: str
@@ -53,18 +54,18 @@ class Layout:
 
 
 def _next_layer(fields: Fields) -> dict[str, object]:
-    """Return a config whose layer is that after the last of the model, which has experts if there are any after it."""
+    """Return a config whose layer is the one after the model's last, with experts if the model has any there."""
     dense = int(fields["num_hidden_layers"]) < int(fields.get("first_k_dense_replace", 0))
     return {**fields, "num_hidden_layers": 1, "first_k_dense_replace": int(dense)}
 
 
 def _sparse_layer(fields: Fields) -> dict[str, object]:
-    """Return a config whose layer has experts, whatever the types of the model's layers are."""
+    """Return a config whose layer has experts, whatever the model's layer types are."""
     return {**fields, "num_hidden_layers": 1, "mlp_layer_types": ["sparse"]}
 
 
 def _attending_layer(fields: Fields) -> dict[str, object]:
-    """Return a config whose layer has attention, whatever the types of the model's layers are."""
+    """Return a config whose layer has attention, whatever the model's layer types are."""
     return {**fields, "num_hidden_layers": 1, "layer_types": ["full_attention"]}
 
 
@@ -108,7 +109,7 @@ SIGN = f"in the model's own weights, `model_type` of {', '.join(LAYOUTS)}"
 
 @dataclass(frozen=True)
 class MtpSpec:
-    """A module. decoder: its layer, numbered after those of the model, the model's sizes, and names in checkpoints."""
+    """A module. decoder: its layer, numbered after the model's, the model's sizes, and names in checkpoints."""
 
     decoder: DecoderSpec
     start: str
@@ -120,7 +121,7 @@ class MtpSpec:
 
     @property
     def cached_elements(self) -> int:
-        """Elements that the cache of the layer holds of one token."""
+        """Elements per token in the layer's cache."""
         return self.decoder.cached_elements
 
     @property
@@ -129,23 +130,23 @@ class MtpSpec:
 
     @property
     def most_tokens(self) -> int | None:
-        """None: each guess is made from the one before."""
+        """None, for no limit: each guess is made from the one before."""
         return None
 
     @property
     def description(self) -> str:
-        """Return the kind, what it guesses and what it reads, for people."""
+        """Return the kind, its guesses and its inputs, for people."""
         names = f"`{self.start}*`"
         return (
             f"MTP module {names}, {self.decoder.vocab_size} tokens; reads the model's hidden state after its last norm"
         )
 
     def fusion_weights(self) -> Iterator[Weight]:
-        """Yield nothing: the model's network has no weights for it."""
+        """Yield nothing: the model's network has no weights of the module."""
         yield from ()
 
     def network_weights(self) -> Iterator[Weight]:
-        """Yield the weights of its own network, with embedding and LM head, by their names in checkpoints."""
+        """Yield the weights of its own network, including embedding and LM head, by their names in checkpoints."""
         names, layer, size = self.decoder.names, f"layers.{self.decoder.first_layer}", self.decoder.hidden_size
         yield from model_weights(self.decoder)
         for norm in (EMBEDDING_NORM, HIDDEN_NORM):
@@ -154,13 +155,13 @@ class MtpSpec:
 
 
 def describes(fields: Fields) -> bool:
-    """Whether a `config.json` is that of a model with modules in its weights."""
+    """Whether a `config.json` is that of a model whose weights include modules."""
     is_head = fields.get("speculators_model_type") is not None
     return not is_head and (fields.get("model_type") in LAYOUTS or bool(fields.get("num_nextn_predict_layers")))
 
 
 def obstacles(target: DecoderSpec) -> Iterator[str]:
-    """Yield why no module can guess tokens of a model."""
+    """Yield why a model cannot have a module."""
     if target.model_type not in LAYOUTS:
         unread = " or ".join(f"`{name}*`" for name in target.unused if "visual" not in name)
         what = f"MTP modules of a `{target.model_type}` are not supported, only those of {', '.join(LAYOUTS)}"
@@ -170,7 +171,7 @@ def obstacles(target: DecoderSpec) -> Iterator[str]:
 def mtp_spec(fields: Fields, where: str, target: DecoderSpec) -> MtpSpec:
     """Return the module of a model that a `config.json` describes.
 
-    Raises SourceError for several modules or none, ProblemsError for what differs from the model `target`.
+    Raises SourceError for several modules or none, ProblemsError for mismatches with the model `target`.
     """
     model, layout = decoder_spec(fields, where), LAYOUTS[target.model_type]
     if model.model_type != target.model_type:
@@ -194,7 +195,7 @@ def mtp_spec(fields: Fields, where: str, target: DecoderSpec) -> MtpSpec:
 
 
 def _check_count(fields: Fields, layout: Layout, where: str) -> None:
-    """Raise SourceError for a config of several modules or none."""
+    """Raise SourceError for a config with several modules or none."""
     for name, usual in layout.counts.items():
         count = fields.get(name, usual)
         if count == 0:
@@ -206,5 +207,5 @@ def _check_count(fields: Fields, layout: Layout, where: str) -> None:
 
 
 def one_layer_fields(fields: Fields) -> dict[str, object]:
-    """Return the config of a module's layer, as of a model of one layer."""
+    """Return the config of a module's layer in the form of a one-layer model's."""
     return LAYOUTS[str(fields["model_type"])].one_layer(fields)

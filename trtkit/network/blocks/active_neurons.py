@@ -1,7 +1,7 @@
-"""A feed-forward block that reads the rows of active neurons only, for activations that are zero below zero.
+"""A feed-forward block that reads only the rows of active neurons, for activations that are zero for negative inputs.
 
-The gate is computed for all neurons. Blocks of neurons are rated by their largest activation, and of the best ones the
-rows of `up` and `down` are gathered: as many as each new token is to have, together. A step whose tokens need more than
+The gate is computed for all neurons. Blocks of neurons are ranked by their largest activation, and the rows of `up` and
+`down` are gathered for the best: the kept number for each new token, all together. A step whose tokens need more than
 the limit reads all rows. Sources: LLM in a flash (https://arxiv.org/abs/2312.11514), Deja Vu
 (https://arxiv.org/abs/2310.17157).
 """
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def active_mlp_block(weights: Weights, name: str, x: Tensor, spec: MlpSpec) -> Tensor:
-    """Compute what `mlp_block` does from the rows of the best blocks of neurons; x [B, S, D].
+    """Compute `mlp_block` from the rows of the best blocks of neurons; x [B, S, D].
 
-    Adds how many blocks are active, and how many are read, to the weights' `block_counts`.
+    Appends the counts of active and of read blocks to the weights' `block_counts`.
     """
     active = spec.active
     assert active is not None
@@ -63,7 +63,7 @@ def _in_blocks(inner: Tensor, block: int, count: int) -> Tensor:
 
 
 def _read_blocks(weights: Weights, inner: Tensor, active: ActiveBlocks) -> Tensor:
-    """Return the numbers of the blocks to read [K]: the best `kept` for each token, or all in order."""
+    """Return the indices of the blocks to read [K]: the best `kept` per token, or all in order."""
     graph, count = inner.graph, inner.shape[2]
     with graph.scope("blocks"):
         best = cast(reshape(max_over(max_over(inner, 3), 1), (1, -1)), FP32)
@@ -84,7 +84,7 @@ def _read_blocks(weights: Weights, inner: Tensor, active: ActiveBlocks) -> Tenso
 
 
 def _joined_rows(weights: Weights, spec: MlpSpec, block: int) -> Tensor:
-    """Return the rows of `up` and `down` by neuron, [blocks, 2 or 1, block, D]: what a block needs lies together."""
+    """Return the rows of `up` and `down` by neuron, [blocks, 2 or 1, block, D]: each block is contiguous."""
     names = ("up", "down") if spec.is_gated else ("down",)
     parts = [_by_block(_rows(weights, name), block) for name in names]
     with weights.graph.scope("rows"):
@@ -92,7 +92,7 @@ def _joined_rows(weights: Weights, spec: MlpSpec, block: int) -> Tensor:
 
 
 def _rows(weights: Weights, name: str) -> Array:
-    """Return a matrix with a row for each neuron, [F, D]."""
+    """Return a matrix with one row per neuron, [F, D]."""
     with weights.graph.scope(name):
         array, path = weights.array("weight"), weights.graph.path()
     if isinstance(array, QuantizedMatrix):
@@ -120,7 +120,7 @@ def _part(both: Tensor, index: int) -> Tensor:
 
 
 def _up_bias(weights: Weights, block: int, read: Tensor) -> Tensor:
-    """Return the bias of the neurons that are read [1, 1, K * block]."""
+    """Return the bias of the neurons in the blocks `read`, [1, 1, K * block]."""
     with weights.graph.scope("up"):
         bias = weights.graph.constant(_by_block(_numbers(weights.array("bias")), block), "bias", weights.dtype)
         return reshape(entries(bias, 0, read), (1, 1, -1))

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """What an encoder made of the requests of some rows: keys and values [B, N, length, H] for one layer.
+    """An encoder's output for the requests of some rows: keys and values [B, N, length, H] of one layer.
 
-    mask: [B, 1, 1, length], added to scores; None if every request fills all places.
+    mask: [B, 1, 1, length], added to scores; None if every request fills all positions.
     """
 
     rows: Rows
@@ -53,7 +53,7 @@ class Encoded:
 def attention_block(
     weights: Weights, x: Tensor, spec: AttentionSpec, positions: Positions, reaches: Sequence[Reach]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Attend from x [B, S, D] to the cache and to itself; return [B, S, D], and what the caches get by name."""
+    """Attend from x [B, S, D] to the cache and to itself; return [B, S, D], and the updates of caches by name."""
     with x.graph.scope("attention"):
         latent = gate = None
         if spec.latent is not None:
@@ -91,11 +91,11 @@ def attention_block(
 
 
 def _of_context(q: Tensor, new: dict[str, Tensor], spec: AttentionSpec) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return queries, and new keys and values, of the heads of all ranks, which share the positions of caches."""
+    """Return queries, and new keys and values, of the heads of all ranks that share the caches' positions."""
     ranks, heads = spec.context.count, list(spec.context_heads)
     if ranks == 1:
         return q, new
-    if len(heads) == spec.num_key_value_heads:  # every rank has the same ones
+    if len(heads) == spec.num_key_value_heads:  # every rank has the same heads
         return gather_heads([q], ranks)[0], new
     q, *others = gather_heads([q, *new.values()], ranks)
     others = others if not others or len(heads) == others[0].shape[1] else [reorder(x, heads, 1) for x in others]
@@ -103,19 +103,19 @@ def _of_context(q: Tensor, new: dict[str, Tensor], spec: AttentionSpec) -> tuple
 
 
 def _filled(v: Tensor, k: Tensor, spec: AttentionSpec) -> Tensor:
-    """Return values [B, K, S, H] with zeros after a head's own elements."""
+    """Return values [B, K, S, H], padded with zeros to the size of keys."""
     missing = spec.head_dim - v.shape[-1]
     return concat([v, take(k, -1, 0, missing) * 0.0], -1) if missing else v
 
 
 def _own_gates(weights: Weights, x: Tensor, spec: AttentionSpec, gate: GateSpec) -> Tensor:
-    """Return the factors of each head's outputs [B, N, S, H or 1]."""
+    """Return the gates of each head's outputs [B, N, S, H or 1]."""
     gates = split_heads(weights.linear("z", x), spec.num_attention_heads)
     return sigmoid(gates) if gate.activation == "sigmoid" else cast(softplus(cast(gates, FP32)), x.dtype)
 
 
 def cross_block(weights: Weights, x: Tensor, spec: CrossSpec, memories: Sequence[Encoded]) -> Tensor:
-    """Attend from x [B, S, D] to what an encoder made of the requests; return [B, S, D]."""
+    """Attend from x [B, S, D] to an encoder's output for the requests; return [B, S, D]."""
     with x.graph.scope("cross"):
         q = split_heads(weights.linear("q", x, has_bias=spec.has_bias), spec.num_attention_heads)
         q, parts = scale_query(q, spec.scale), []
@@ -153,7 +153,7 @@ def _clipped(x: Tensor, spec: AttentionSpec) -> Tensor:
 
 
 def _split_groups(qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor, Tensor]:
-    """Cut [B, S, K * (G + 2) * H], in which each key/value head follows its G query heads."""
+    """Split [B, S, K * (G + 2) * H], in which each key/value head follows its G query heads."""
     N, K, H = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
     group = N // K
     groups = reshape(qkv, (0, 0, K, group + 2, H))
@@ -164,7 +164,7 @@ def _split_groups(qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor, Ten
 
 
 def _split_fourths(qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor, Tensor]:
-    """Cut [B, S, 3 * N * H] of four blocks `[q | v | k]`, each of a fourth of the heads."""
+    """Split [B, S, 3 * N * H], which has four blocks `[q | v | k]` with a fourth of the heads each."""
     N, H = spec.num_attention_heads, spec.head_dim
     blocks = reshape(qkv, (0, 0, 4, 3, N // 4 * H))
     q, v, k = (split_heads(reshape(take(blocks, 3, index, 1), (0, 0, N * H)), N) for index in range(3))
@@ -172,7 +172,7 @@ def _split_fourths(qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor, Te
 
 
 def _placed(weights: Weights, name: str, x: Tensor, spec: AttentionSpec, positions: Positions) -> Tensor:
-    """Norm and rotate queries or keys x [B, heads, S, H], in the layer's order."""
+    """Normalize and rotate queries or keys x [B, heads, S, H], in the layer's order."""
     x = rotate(f"rope_{name}", x, spec.rope, positions) if spec.is_rotated_first else x
     if spec.qk_norm in ("head", "each_head", "listed_heads"):
         x = _norm_heads(weights, f"{name}_norm", x, spec)
@@ -180,7 +180,7 @@ def _placed(weights: Weights, name: str, x: Tensor, spec: AttentionSpec, positio
 
 
 def _norm_heads(weights: Weights, name: str, x: Tensor, spec: AttentionSpec) -> Tensor:
-    """Norm each head of x [B, heads, S, H], with one weight [H] for all, or with a weight [heads, H]."""
+    """Normalize each head of x [B, heads, S, H], with one weight [H] for all, or with a weight [heads, H]."""
     assert spec.norm is not None
     if spec.qk_norm == "head":
         return norm_block(weights, name, x, spec.norm)
@@ -193,7 +193,7 @@ def _norm_heads(weights: Weights, name: str, x: Tensor, spec: AttentionSpec) -> 
 
 
 def _attend(q: Tensor, reach: Reach, spec: AttentionSpec, latent: LatentHeads | None, sinks: Tensor | None) -> Tensor:
-    """Return softmax(q k^T) v of some rows' tokens, on the native layer where that can do all that is requested.
+    """Return softmax(q k^T) v of some rows' tokens, by the native layer if it supports what is needed.
 
     q: [B, N, S, H] of all tokens.
     """
@@ -215,17 +215,17 @@ def _attend(q: Tensor, reach: Reach, spec: AttentionSpec, latent: LatentHeads | 
 
 
 def _attending(q: Tensor, read: Mapping[str, Tensor], latent: LatentHeads | None) -> QKV:
-    """Return what attention is between: scaled queries, and what is read of caches by name."""
+    """Return the operands of attention: scaled queries, and keys and values read from caches by name."""
     keys, *others = read.values()
     return (q, keys, others[0] if others else keys) if latent is None else latent.attending(q, keys)
 
 
 @dataclass(frozen=True, eq=False)
 class LatentHeads:
-    """What a layer makes of its new tokens, and the parts of `kv_b`.
+    """A layer's projections of its new tokens, and the parts of `kv_b`.
 
-    queries: [B, N, S, nope_dim + R]; absorbed, [B, N, S, C + R]. vector: what is cached, [B, 1, S, C + R]: C elements
-    that keys and values come from, and R that turn. keys: [1, N, nope_dim, C]. values: [1, N, value_dim, C].
+    queries: [B, N, S, nope_dim + R]; absorbed, [B, N, S, C + R]. vector: the cached one, [B, 1, S, C + R]: C elements
+    that give keys and values, and R that are rotated. keys: [1, N, nope_dim, C]. values: [1, N, value_dim, C].
     """
 
     queries: Tensor
@@ -235,7 +235,7 @@ class LatentHeads:
     is_expanded: bool
 
     def attending(self, queries: Tensor, cached: Tensor) -> QKV:
-        """Return what attention is between. queries: scaled. cached: [B, 1, T, C + R]."""
+        """Return the operands of attention. queries: scaled. cached: [B, 1, T, C + R]."""
         if not self.is_expanded:
             return queries, cached, cached
         graph, (nope, rank) = queries.graph, self.keys.shape[2:]
@@ -247,7 +247,7 @@ class LatentHeads:
         return queries, concat([keys, k_rope * every_head], -1), values
 
     def outputs(self, attended: Tensor) -> Tensor:
-        """Return each head's output [B, N, S, value_dim] from what attention returned."""
+        """Return each head's output [B, N, S, value_dim] from attention's result."""
         value_dim, rank = self.values.shape[2:]
         if self.is_expanded:
             return take(attended, -1, 0, value_dim)
@@ -255,7 +255,7 @@ class LatentHeads:
             return matmul(take(attended, -1, 0, rank), self.values, transpose_b=True)
 
     def _filled_values(self) -> Tensor:
-        """Return the part that values come from, with zeros up to the size of keys, which the native layer asks for."""
+        """Return the part that gives values, zero-padded to the size of keys, as the native layer requires."""
         missing = self.queries.shape[3] - self.values.shape[2]
         if missing <= 0:
             return self.values
@@ -267,7 +267,7 @@ class LatentHeads:
 def latent_heads(
     weights: Weights, x: Tensor, spec: AttentionSpec, latent: LatentSpec, positions: Positions, *, is_expanded: bool
 ) -> LatentHeads:
-    """Return what attention is computed from, for x [B, S, D]."""
+    """Return the inputs of latent attention for x [B, S, D]."""
     nope, q_rope = split(_queries(weights, x, spec, latent), -1, (latent.nope_dim, latent.rope_dim))
     compressed = weights.linear("kv_a", x, has_bias=spec.has_qkv_bias)
     vector, k_rope = split(compressed, -1, (spec.latent_rank, latent.rope_dim))

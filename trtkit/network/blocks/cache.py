@@ -1,4 +1,4 @@
-"""What a layer reads besides hidden states: earlier tokens, recurrent states, where tokens stand."""
+"""What a layer reads in addition to hidden states: cached tokens, recurrent states, positions."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """What some rows of a layer have cached [B, K, T, H] by name, and the position of each sequence's new tokens [B].
+    """Caches of some rows of a layer [B, K, T, H] by name, and the write index of each sequence's new tokens [B].
 
-    rows: whose it is.
-    shared: that of the layer whose caches this one reads too, if it has none itself.
-    scales: of the caches, if they have 8 bits.
+    rows: the rows that they belong to.
+    shared: of the layer whose caches this one reads, if it has none of its own.
+    scales: of 8-bit caches.
     window: [T'], positions of the cached tokens that attention reads, from 0 on; None if it reads all T.
-    index: where the rows' tokens are, if the caches are pools of pages, which are read-only.
-    pages: what attention reads where it is, its own caches or those it shares; None if it reads copies of pages.
+    index: of the rows' tokens, if the caches are page pools, which are read-only.
+    pages: what attention reads in place, of its own caches or of shared ones; None if it reads copies of pages.
     is_expanded: whether a step computes each head's keys and values from cached latent vectors.
     is_appended: whether the caches are read-only, and attention reads new keys and values after them.
     is_apart: whether it does so without a copy that joins them.
-    read: filled by `remember` with what attention reads, for layers that share it; next to `pages`, only what is new,
-        as it is kept. apart: what is new, if attention reads that apart.
+    read: set by `remember` to what attention reads, for layers that share it; with `pages`, only the new keys and
+        values, as they are cached.
+    apart: the new keys and values, if attention reads them separately.
     """
 
     rows: Rows
@@ -54,7 +55,7 @@ class Past:
 
 
 def remember(past: Past, new: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Fill `past.read` with all that attention reads, by cache; return what the caches get.
+    """Set `past.read` to all that attention reads, by cache; return the updates of the caches.
 
     new: of all of the call's tokens, [B, K, S, H].
     """
@@ -69,7 +70,7 @@ def remember(past: Past, new: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _read_and_kept(past: Past, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what attention reads of a cache, and what the cache gets. x: the new keys or values of all tokens."""
+    """Return what attention reads from a cache, and the cache's update. x: the new keys or values of all tokens."""
     cache, rows, scale = past.caches[name], past.rows, None if past.scales is None else past.scales[name]
     new = rows.new(x)
     if not past.is_appended:
@@ -92,10 +93,10 @@ def _read_and_kept(past: Past, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """The states [B, ...] of some rows of a layer by name, zeros where a sequence begins.
+    """The states [B, ...] of some rows of a layer by name, zeros where a sequence starts.
 
-    rows: whose they are. token_counts: [B], how many of each row's new tokens are tokens; the rest is padding, which no
-    state may read. chunk: the new tokens, for layers that take a limited number of them at once.
+    rows: the rows that they belong to. token_counts: [B], number of each row's new tokens; the rest is padding, which
+    no state may read. chunk: the new tokens, for layers that take a limited number of them at once.
     """
 
     rows: Rows
@@ -108,10 +109,10 @@ class States:
 class Positions:
     """Positions of tokens.
 
-    ids: None if nothing is looked up by them.
-    tables: cosines and sines of the layer's rotary embedding, by position or, where tokens of images turn otherwise
-    (M-RoPE), by token (is_by_token); None if it has none.
-    query_growth: [B, 1, S, 1] in fp32, factors of the queries; None if there are none.
+    ids: None if nothing is looked up by position.
+    tables: cosines and sines of the layer's rotary embedding, by position or, if image tokens rotate differently
+        (M-RoPE), by token (is_by_token); None if it has none.
+    query_growth: [B, 1, S, 1] in fp32, scaling factors of the queries; None if there are none.
     """
 
     ids: Tensor | None
@@ -124,8 +125,8 @@ class Positions:
 class Reach:
     """What the tokens of some rows attend to. past: their caches.
 
-    mask: as in `ops.attention`; None if pages are read where they are. fold: heads that share keys and are one after
-    the other in the mask's rows, [B, 1, fold * S, T]. kv_lengths: None if the attention layer does not use them.
+    mask: as in `ops.attention`; None if pages are read in place. fold: number of heads that share keys and follow one
+    another in the mask's rows, [B, 1, fold * S, T]. kv_lengths: None if the attention layer does not use them.
     """
 
     past: Past
@@ -135,7 +136,7 @@ class Reach:
 
 
 def rotate(name: str, x: Tensor, rope: RopeSpec | None, positions: Positions) -> Tensor:
-    """Turn x [B, heads, S, H] by its positions, if the layer does."""
+    """Rotate x [B, heads, S, H] by its positions, if the layer does."""
     if rope is None or positions.tables is None:
         return x
     with x.graph.scope(name):

@@ -62,7 +62,7 @@ class _Queries:
 
 
 class _Cameras:
-    """What all layers look at: feature maps, projections, and the number of sequences in the batch."""
+    """Inputs of all layers: feature maps, projections, and the number of sequences in the batch."""
 
     def __init__(self, weights: Weights, spec: Detr3dSpec, inputs: Mapping[str, Tensor]) -> None:
         self._weights, self._spec, self.lidar2img = weights, spec, inputs["lidar2img"]
@@ -82,7 +82,7 @@ class _Cameras:
             return take(both, 2, 0, D), take(both, 2, D, D)
 
     def seen(self, reference: Tensor, shares: Tensor) -> Tensor:
-        """Return what the cameras see at points [B, Q, 3], by shares [B, Q, N, L]: [B, Q, D]."""
+        """Return the features at points [B, Q, 3], weighted by shares [B, Q, N, L]: [B, Q, D]."""
         spec, op = self._spec, self._sample
         attributes = op.attributes(image_height=spec.image[0], image_width=spec.image[1], pc_range=spec.pc_range)
         inputs = [reference, self.lidar2img, shares, *self.maps]
@@ -107,7 +107,10 @@ def _layer(weights: Weights, spec: Detr3dSpec, queries: _Queries, cameras: _Came
 
 
 def _self_attention(weights: Weights, spec: Detr3dSpec, at: Tensor, x: Tensor) -> Tensor:
-    """Attend among queries: queries and keys from `at`, values from x. Weights of q, k and v lie in one matrix."""
+    """Self-attention of queries: queries and keys from `at`, values from x.
+
+    The weights of q, k and v are one matrix.
+    """
     D, heads = spec.hidden_size, spec.num_attention_heads
     q, k, v = (split_heads(part, heads) for part in weights.linear_by_rows("qkv", (at, at, x)))
     attended = attention((scale_query(q, (D // heads) ** -0.5), k, v), None)
@@ -115,7 +118,7 @@ def _self_attention(weights: Weights, spec: Detr3dSpec, at: Tensor, x: Tensor) -
 
 
 def _position_encoder(weights: Weights, x: Tensor) -> Tensor:
-    """Turn points into features: twice linear, norm, ReLU."""
+    """Embed points as features: twice linear, norm, ReLU."""
     for index in (0, 3):
         x = weights.linear(f"position.{index}", x, has_bias=True)
         x = relu(norm_block(weights, f"position.{index + 1}", x, _NORM))
@@ -123,9 +126,9 @@ def _position_encoder(weights: Weights, x: Tensor) -> Tensor:
 
 
 def _branch(weights: Weights, name: str, x: Tensor, step: int) -> Tensor:
-    """Apply three linear layers with ReLUs between; class branches have norms before those.
+    """Apply three linear layers with ReLUs between; class branches have norms before the ReLUs.
 
-    step: from one layer to the next, in the checkpoint's numbers of modules.
+    step: between two layers, in the checkpoint's module numbers.
     """
     with weights.graph.scope(name):
         for index in (0, step):
@@ -142,13 +145,13 @@ def inverse_sigmoid(x: Tensor) -> Tensor:
 
 
 def _refined(codes: Tensor, reference: Tensor) -> Tensor:
-    """Move reference points [B, Q, 3] by what a layer's codes [B, Q, 10] say, in logits."""
+    """Move reference points [B, Q, 3] by the offsets in a layer's codes [B, Q, 10], as logits."""
     moved = concat([take(codes, 2, *_XY), take(codes, 2, *_Z)], 2)
     return sigmoid(moved + inverse_sigmoid(reference))
 
 
 def _in_metres(codes: Tensor, centre: Tensor, spec: Detr3dSpec) -> Tensor:
-    """Return codes with their centres, given in 0 to 1 of the range, in metres."""
+    """Return codes with centers in meters, converted from 0 to 1 of the range."""
     low, high = np.array(spec.pc_range, np.float32).reshape(2, 1, 1, 3)
     centre = centre * codes.graph.constant(high - low, "extent") + codes.graph.constant(low, "origin")
     parts = [take(centre, 2, 0, 2), take(codes, 2, *_SIZES_XY), take(centre, 2, 2, 1), take(codes, 2, 5, 5)]
@@ -156,7 +159,7 @@ def _in_metres(codes: Tensor, centre: Tensor, spec: Detr3dSpec) -> Tensor:
 
 
 def _best(logits: Tensor, codes: Tensor, spec: Detr3dSpec) -> dict[str, Tensor]:
-    """Return the best of all queries and classes as boxes, without suppressing any: the authors' NMSFreeCoder."""
+    """Return the best boxes over all queries and classes, without NMS, as the authors' NMSFreeCoder does."""
     o = TrtOps(logits.graph)
     scores, index = o.top_k(reshape(sigmoid(logits), (0, -1)), spec.max_detections)
     query = o.binary("floor_div", index, spec.num_classes)

@@ -25,9 +25,9 @@ def decoder_layer(
     memory: Memory | None,
     vector: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Apply a layer to x [B, S, D]; return the next hidden state, and the layer's updated caches or states by name.
+    """Apply a layer to x [B, S, D]; return the next hidden states, and the layer's updated caches or states by name.
 
-    vector: the layer's own [B, S, P], if it has one. Several hidden states x are [B, S, streams, D].
+    vector: the layer's own [B, S, P], if it has one. With several streams, x is [B, S, streams, D].
     """
     if block.streams is not None and vector is not None and memory is not None:
         return streams_layer(weights, x, block, layer, block.streams, memory, vector)
@@ -40,7 +40,7 @@ def decoder_layer(
 def _joined_parts(
     weights: Weights, x: Tensor, block: BlockSpec, layer: LayerSpec, memory: Memory | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Apply mixer and feed-forward, of which the layer has at least one."""
+    """Apply mixer and feed-forward; the layer has at least one of them."""
     present: dict[str, Tensor] = {}
     enter = weights.tokens.enter
     if layer.mixer is not None and memory is not None:
@@ -67,5 +67,5 @@ def _joined(weights: Weights, norm: str, x: Tensor, part: Tensor, block: BlockSp
 
 
 def _norm(weights: Weights, name: str, x: Tensor, block: BlockSpec) -> Tensor:
-    """Norm x where the layer has a norm of that name."""
+    """Normalize x if the layer has a norm of that name."""
     return norm_block(weights, name, x, block.norm) if name in block.norms else x

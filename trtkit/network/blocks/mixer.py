@@ -1,4 +1,4 @@
-"""What joins the tokens of a sequence: attention, gated delta nets, Mamba-2, or gated short convolutions."""
+"""Mixers, which combine the tokens of a sequence: attention, gated delta nets, Mamba-2, gated short convolutions."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Attending:
-    """What attention reads besides hidden states, for each of the call's groups of rows.
+    """What attention reads in addition to hidden states, for each of the call's groups of rows.
 
-    encoded: what an encoder gives the layer, if it reads any of that. states: of a recurrent mixer next to it.
+    encoded: an encoder's output, if the layer reads one. states: of a recurrent mixer in the same layer.
     """
 
     positions: Positions
@@ -43,7 +43,7 @@ class Attending:
 
 
 Memory = Attending | tuple["States", ...]
-"""What a layer's mixer reads besides hidden states. States: of each of the call's groups of rows."""
+"""What a layer's mixer reads in addition to hidden states. States: of each of the call's groups of rows."""
 
 
 def mixer_block(weights: Weights, x: Tensor, layer: LayerSpec, memory: Memory) -> tuple[Tensor, dict[str, Tensor]]:
@@ -78,10 +78,10 @@ def _by_rows(
     vectors: tuple[Tensor, ...],
     recurrence: Callable[..., tuple[Tensor, dict[str, Tensor]]],
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Apply a recurrence to each group of rows: it joins tokens, unlike all else of a layer.
+    """Apply a recurrence to each group of rows: unlike the rest of a layer, it combines tokens.
 
-    vectors: of all of the call's tokens, [B, S, C]; `recurrence` takes each group's, and its states. Return what it
-    gives each token [B, S, C'], and the updated states by name.
+    vectors: of all of the call's tokens, [B, S, C]; `recurrence` takes those of a group, and its states. Returns the
+    outputs of all tokens [B, S, C'], and the updated states by name.
     """
     parts: list[Tensor] = []
     updated: dict[str, Tensor] = {}
@@ -93,7 +93,7 @@ def _by_rows(
 
 
 _LEAST_LENGTH = 1e-6
-"""What is added to a squared length, as HF's `l2norm` does."""
+"""Epsilon added to a squared length, as in HF's `l2norm`."""
 
 
 def delta_block(
@@ -114,7 +114,7 @@ def delta_block(
 def _delta(
     weights: Weights, spec: DeltaNetSpec, qkv: Tensor, a: Tensor, b: Tensor, states: States
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return what each token reads [B, S, V * E] in fp32, and the updated states. qkv, a, b: see `_project`."""
+    """Return each token's output [B, S, V * E] in fp32, and the updated states. qkv, a, b: see `_project`."""
     convolved, conv = convolution(weights, qkv, states, has_bias=False)
     q, k, v = _heads(activation(convolved, spec.activation), spec)
     g, beta = _gates(weights, a, b, spec, states)
@@ -143,7 +143,7 @@ def _project(weights: Weights, x: Tensor, spec: DeltaNetSpec) -> tuple[Tensor, T
 
 
 def _by_key_head(x: Tensor, heads: int, sizes: tuple[int, ...]) -> list[Tensor]:
-    """Cut [B, S, heads * sum(sizes)], in which each head has all parts, into parts of all heads."""
+    """Split [B, S, heads * sum(sizes)], in which each head has all parts, into parts of all heads."""
     by_head = reshape(x, (0, 0, heads, sum(sizes)))
     return [reshape(part, (0, 0, heads * size)) for part, size in zip(split(by_head, 3, sizes), sizes, strict=True)]
 
@@ -176,7 +176,7 @@ def _gates(weights: Weights, a: Tensor, b: Tensor, spec: DeltaNetSpec, states: S
 
 
 def _normed(weights: Weights, read: Tensor, z: Tensor, spec: DeltaNetSpec) -> Tensor:
-    """Norm each head of what was read [B, S, V * E] and multiply it by its gates, z [B, S, V * E]."""
+    """Normalize each head of the outputs [B, S, V * E] and multiply it by its gates, z [B, S, V * E]."""
     V, E = spec.value_heads, spec.value_dim
     gate = sigmoid if spec.is_by_channel else silu
     with z.graph.scope("norm"):
@@ -209,7 +209,7 @@ def _channel_sizes(spec: MambaSpec) -> tuple[int, ...]:
 def _mamba(
     weights: Weights, spec: MambaSpec, channels: Tensor, dt: Tensor, states: States
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return what each token reads [B, S, H * P] in fp32, and the updated states. channels: x, b and c."""
+    """Return each token's output [B, S, H * P] in fp32, and the updated states. channels: x, b and c."""
     convolved, conv = convolution(weights, channels, states, has_bias=spec.has_conv_bias)
     x, b, c = split(cast(activation(convolved, spec.activation), FP32), -1, _channel_sizes(spec))
     y, state = _recurrence(weights, x, b, c, dt, spec, states)
@@ -228,7 +228,7 @@ def _projected(weights: Weights, x: Tensor, spec: MambaSpec) -> Tensor:
 def _recurrence(
     weights: Weights, x: Tensor, b: Tensor, c: Tensor, dt: Tensor, spec: MambaSpec, states: States
 ) -> tuple[Tensor, Tensor]:
-    """Return what each token reads [B, S, H * P] and the updated state [B, H, N, P], in fp32."""
+    """Return each token's output [B, S, H * P] and the updated state [B, H, N, P], in fp32."""
     x = split_heads(x, spec.heads)
     b, c = (split_heads(part, spec.groups) for part in (b, c))
     if spec.groups != spec.heads:
@@ -246,13 +246,13 @@ def _recurrence(
 
 
 def _by_head(weights: Weights, name: str) -> Tensor:
-    """Return a number of each head as [1, 1, H] in fp32; of `a_log`, the rate that it is the logarithm of, below 0."""
+    """Return a value per head as [1, 1, H] in fp32; for `a_log`, the negative rate -exp(a_log)."""
     array = np.asarray(weights.array(name)).astype(np.float32)[None, None]
     return weights.graph.constant(-np.exp(array) if name == "a_log" else array, name)
 
 
 def _mamba_normed(weights: Weights, y: Tensor, z: Tensor, spec: MambaSpec) -> Tensor:
-    """Multiply y [B, S, H * P] by silu(z), and norm the heads of each group together."""
+    """Multiply y [B, S, H * P] by silu(z), and normalize each group of heads."""
     size, G = spec.heads * spec.head_dim, spec.groups
     with z.graph.scope("norm"):
         gate = silu(cast(z, FP32))
@@ -279,7 +279,7 @@ def _conv(weights: Weights, spec: ConvSpec, x: Tensor, states: States) -> tuple[
 
 
 def convolution(weights: Weights, x: Tensor, states: States, *, has_bias: bool) -> tuple[Tensor, Tensor]:
-    """Convolve each channel of x [B, S, C] with the weights of `taps` in fp32; return it and the updated state."""
+    """Convolve each channel of x [B, S, C] with `taps` in fp32; return the result and the updated state."""
     graph = x.graph
     with graph.scope("taps"):
         kernel = np.asarray(weights.array("weight")).astype(np.float32)  # [C, 1, L]

@@ -1,8 +1,8 @@
 """Feed-forward blocks: dense, or a mixture of experts, whose matrices may be low-bit.
 
-A step reads no more experts' matrices than it has choices: one token of Qwen3-30B-A3B takes 8 of 128. TensorRT takes a
-conditional between the two forms too, but then a plan holds all matrices twice. Of quantized experts all are read,
-unless their codes are computed with as `packed_experts` does.
+A step reads no more experts' matrices than it has choices: one token of Qwen3-30B-A3B takes 8 of 128. TensorRT also
+accepts a conditional between the two forms, but then a plan holds all matrices twice. Quantized experts are all read,
+unless they are computed from their codes as in `packed_experts`.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 
 _Form = Literal["plain", "packed", "each"]
-"""How experts are computed: together, with numbers or with codes of those that are read, or each on its own."""
+"""How experts are computed: stacked with plain weights, stacked with the packed codes of those read, or one by one."""
 
 
 def feed_forward_block(weights: Weights, x: Tensor, spec: MlpSpec | MoeSpec, hidden: Tensor | None = None) -> Tensor:
-    """Apply a layer's feed-forward part to x [B, S, D]. hidden: the layer's hidden state, of which x is the norm."""
+    """Apply a layer's feed-forward part to x [B, S, D], the normalized `hidden`."""
     if not isinstance(spec, MoeSpec):
         return (mlp_block if spec.active is None else active_mlp_block)(weights, "mlp", x, spec)
     if spec.apart is not None and spec.shared is not None and hidden is not None:
@@ -67,8 +67,8 @@ def moe_block(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
 
 
 def _routed_and_shared(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
-    """Return the sum of what chosen experts and the shared one make of x [B, S, D]."""
-    # One matrix of all rows for each expert: a product with a batch would read the expert for each sequence.
+    """Return the sum of the chosen experts' and the shared expert's outputs for x [B, S, D]."""
+    # One matrix of all rows per expert: a batched product would read the expert once per sequence.
     rows = reshape(x, (1, -1, x.shape[-1]))
     choice = _choice(weights, rows, spec)
     if spec.latent_size is not None:
@@ -89,7 +89,7 @@ def _routed_and_shared(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
 
 
 def _apart_block(weights: Weights, x: Tensor, hidden: Tensor, spec: MoeSpec) -> Tensor:
-    """Apply the shared expert to x [B, S, D] and the others to the hidden state [B, S, D]; norm and sum both."""
+    """Apply the shared expert to x [B, S, D] and the others to the hidden states [B, S, D]; normalize and add both."""
     assert spec.apart is not None
     assert spec.shared is not None
     norm = spec.apart
@@ -105,7 +105,7 @@ def _apart_block(weights: Weights, x: Tensor, hidden: Tensor, spec: MoeSpec) -> 
 
 
 def _choice(weights: Weights, x: Tensor, spec: MoeSpec) -> Choice:
-    """Return each token's experts and their weights: x [B, S, D]."""
+    """Return each token's experts and their weights for x [B, S, D]."""
     bias = None
     if spec.routing.choice_bias_axes:
         array = weights.array("choice_bias")
@@ -124,7 +124,7 @@ def _router_logits(weights: Weights, x: Tensor, routing: RoutingSpec) -> Tensor:
 
 
 def _experts(weights: Weights, x: Tensor, choice: Choice, spec: MoeSpec) -> Tensor:
-    """Return the sum of what the rank's experts make of x [B, S, D], each weighed by the tokens' choice."""
+    """Return the rank's experts' outputs for x [B, S, D], summed with each token's weights."""
     chosen = choice if spec.share.count == 1 else own_choice(choice, spec.experts)
     form, read = _form_of(weights, spec), None
     if form != "each" and spec.reads_chosen and weights.experts != "all":
@@ -139,7 +139,7 @@ def _experts(weights: Weights, x: Tensor, choice: Choice, spec: MoeSpec) -> Tens
 def _each_expert(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
     """Compute all experts one by one: x [1, 1 or E, S, D] -> [1, E, S, D]."""
     parts = split(x, 1, (1,) * int(x.shape[1]))
-    flat = [reshape(part, (1, -1, x.shape[-1])) for part in parts]  # TensorRT quantizes blocks of three axes
+    flat = [reshape(part, (1, -1, x.shape[-1])) for part in parts]  # TensorRT's block quantization takes three axes
     inputs = flat if len(flat) > 1 else flat * len(spec.experts)
     outputs = [
         mlp_block(weights, f"experts/{index}", tokens, spec.expert, ranks=1)
@@ -150,7 +150,7 @@ def _each_expert(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
 
 @dataclass(frozen=True)
 class _Stacked:
-    """Experts whose matrices are one tensor. read: the numbers [M] of those that a step reads; all if None."""
+    """Experts whose matrices are stacked in one tensor. read: indices [M] of those that a step reads; None for all."""
 
     weights: Weights
     spec: MoeSpec
@@ -185,7 +185,7 @@ class _Stacked:
             return linear(x, matrices, biases)
 
     def _joined(self, module: str, role: str) -> Tensor:
-        """Return experts' weights as one tensor [1, M, out or 1, in or out], joined by TensorRT and not in memory."""
+        """Return experts' weights stacked as [1, M, out or 1, in or out], by TensorRT rather than in memory."""
         graph, parts = self.weights.graph, []
         for index in self.spec.experts:
             with graph.scope(f"experts/{index}/{module}"):
@@ -196,7 +196,7 @@ class _Stacked:
 
 
 def _form_of(weights: Weights, spec: MoeSpec) -> _Form:
-    """Return how experts are computed: quantized ones alone, as each may change its inputs in its own way."""
+    """Return how experts are computed: quantized ones one by one, as each may scale its inputs differently."""
     if not weights.is_quantized(f"experts/{spec.experts.start}/up"):
         return "plain"
     graph = weights.graph
@@ -214,7 +214,7 @@ _WORD_BYTES, _VALUES = 4, 256
 
 
 def is_packed(weights: Weights, matrices: Sequence[Array]) -> bool:
-    """Whether the codes of a layer's experts, [out, in] each, are read as words: all of one form that fills them."""
+    """Whether the codes of a layer's experts, [out, in] each, are read as words: all have one form and fill words."""
     first = matrices[0]
     if not isinstance(first, QuantizedMatrix) or first.shape[1] * first.dtype.bits % (8 * _WORD_BYTES):
         return False
@@ -226,7 +226,7 @@ def is_packed(weights: Weights, matrices: Sequence[Array]) -> bool:
 
 
 def packed_matrices(weights: Weights, module: str, experts: range, read: Tensor) -> Tensor:
-    """Return the matrices `module` of experts [1, M, out, in]. read: their numbers [M]."""
+    """Return the matrices `module` of experts [1, M, out, in]. read: their indices [M]."""
 
     def of_each(role: str, parts: Callable[[QuantizedMatrix], Array]) -> Tensor:
         return entries(concat([_constant(weights, f"{module}/{role}", index, parts) for index in experts], 1), 1, read)
@@ -256,12 +256,12 @@ def _constant(weights: Weights, path: str, index: int, part: Callable[[Quantized
 
 
 def _words(matrix: QuantizedMatrix) -> Array:
-    """Return a matrix's codes as words [out, n], the first in the lowest bits."""
+    """Return a matrix's codes as words [out, n], the first code in the lowest bits."""
     return np.ascontiguousarray(matrix.codes).view("<i4")
 
 
 def _numbers(weights: Weights, words: Tensor, kind: Format) -> Tensor:
-    """Return what the codes in words [1, M, out, n] represent: [1, M, out, n, bytes, codes in a byte]."""
+    """Return the values of the codes in words [1, M, out, n]: [1, M, out, n, bytes, codes per byte]."""
     graph = words.graph
     table = graph.constant(numbers_of_bytes(kind), "values", weights.dtype)
     parts = []

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def mlp_block(weights: Weights, name: str, x: Tensor, spec: MlpSpec, ranks: int | None = None) -> Tensor:
     """Compute down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate; x [B, S, D].
 
-    ranks: whose outputs are summed; all that share the block if None.
+    ranks: those whose outputs are summed; None for all that share the block.
     """
     with x.graph.scope(name):
         if spec.is_fused:
@@ -44,12 +44,12 @@ def mlp_block(weights: Weights, name: str, x: Tensor, spec: MlpSpec, ranks: int 
 
 
 def is_bias_added(spec: MlpSpec) -> bool:
-    """Whether this rank adds the last bias, if ranks that share the block sum their outputs later: one of them does."""
+    """Whether this rank adds the last bias, if ranks that share the block sum their outputs later: only one does."""
     return spec.share.index == 0
 
 
 def gate_of(gate: Tensor, spec: MlpSpec) -> Tensor:
-    """Return what the block multiplies `up` by. Source of the form with a limit: HF `GptOssExperts._apply_gate`."""
+    """Return the factor of `up`. Source of the form with a limit: HF `GptOssExperts._apply_gate`."""
     if spec.limit is None:
         gate = gate * spec.gate_factor if spec.gate_factor != 1 else gate
         gate = largest_gates(gate, spec.sparsity, spec.share.count) if spec.sparsity else gate
@@ -59,7 +59,7 @@ def gate_of(gate: Tensor, spec: MlpSpec) -> Tensor:
 
 
 def limited(up: Tensor, spec: MlpSpec) -> Tensor:
-    """Return `up` within the block's limit and 1 more; as it is without one."""
+    """Return `up` clamped to the block's limit, plus 1; unchanged without a limit."""
     return up if spec.limit is None else clip(up, spec.limit) + 1.0
 
 

@@ -1,6 +1,6 @@
-"""Linear layers whose matrices stay quantized: TensorRT dequantizes them inside the product.
+"""Linear layers whose matrices stay quantized: TensorRT dequantizes them as part of the product.
 
-Scales are constants in the network's own type, the only one that TensorRT-RTX 1.7.1 takes in all forms.
+Scales are constants in the network's own type, the only one that TensorRT-RTX 1.7.1 accepts in all forms.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
 
 _Prepared = tuple["Tensor", "Tensor | None"]
-"""Inputs as a product reads them, and what it is multiplied by."""
+"""The product's inputs, and the factor to multiply its result by."""
 LEAST = 1e-6
-"""What a token's largest magnitude is taken for at least."""
+"""Lower bound of a token's largest magnitude."""
 
 
 class QuantizedLinears:
@@ -55,7 +55,7 @@ class QuantizedLinears:
         return dequantize(codes, scales, self._dtype, rank - 2 if matrix.scales.ndim == 1 else None)
 
     def _scales(self, matrix: QuantizedMatrix, lead: tuple[int, ...]) -> Tensor:
-        """Return a matrix's scales as they go into its dequantize layer."""
+        """Return a matrix's scales as its dequantize layer takes them."""
         shape = (*lead, *matrix.scales.shape) if matrix.scales.ndim == 2 else matrix.scales.shape
         if matrix.format == "mxfp8":
             return self._graph.packed(matrix.scales, E8M0, shape, "scale")
@@ -65,7 +65,7 @@ class QuantizedLinears:
         return self.checked(matrix.scales.reshape(shape), "scale")
 
     def _inputs(self, x: Tensor, matrix: QuantizedMatrix) -> _Prepared:
-        """Return x as the product reads it: multiplied by factors, in the columns' order, quantized and dequantized."""
+        """Return x as the product takes it: multiplied by factors, in the columns' order, quantized and dequantized."""
         factors, kind, columns = matrix.input_factors, matrix.inputs, matrix.columns
         if not matrix.changes_inputs:
             return x, None
@@ -81,7 +81,7 @@ class QuantizedLinears:
         return self._prepared[key]
 
     def _rounded(self, x: Tensor, kind: QuantizedInputs, weights: Format) -> _Prepared:
-        """Quantize inputs and dequantize them again; TensorRT joins both with the product."""
+        """Quantize inputs and dequantize them again; TensorRT fuses both into the product."""
         with self._graph.scope("input"):
             if kind.is_per_token:
                 return self._rounded_tokens(x, kind, weights)
@@ -95,9 +95,9 @@ class QuantizedLinears:
             return dequantize(quantize(x, scale, DTYPES[kind.format]), scale, self._dtype), None
 
     def _rounded_tokens(self, x: Tensor, kind: QuantizedInputs, weights: Format) -> _Prepared:
-        """Divide each token by its largest magnitude [..., 1], by which the product is multiplied; round it.
+        """Round tokens divided by their largest magnitudes [..., 1]; the product is multiplied by these.
 
-        TensorRT-RTX 1.7.1 multiplies int8 with no int4, so that inputs of such matrices are rounded by arithmetic.
+        TensorRT-RTX 1.7.1 has no int8 x int4 product, so inputs of int4 matrices are rounded with arithmetic.
         """
         largest = maximum(max_over(absolute(x), -1), LEAST)
         steps = kind.steps or FORMATS[kind.format].largest
@@ -107,7 +107,7 @@ class QuantizedLinears:
         return dequantize(quantize(x / largest, step, DTYPES[kind.format]), step, self._dtype), largest
 
     def _offset(self, x: Tensor, offsets: Array) -> Tensor:
-        """Return what a matrix's offsets add: each block's inputs summed, times its offset; x [..., in]."""
+        """Return what a matrix's offsets add: the sum of each block's inputs times its offset; x [..., in]."""
         with self._graph.scope("offset"):
             out, blocks = offsets.shape
             sums = sum_over(reshape(x, (*[0] * (x.rank - 1), blocks, -1)), -1)
@@ -119,7 +119,7 @@ class QuantizedLinears:
         return self.checked(np.array(value, np.float32), role)
 
     def checked(self, values: Array, role: str) -> Tensor:
-        """Add numbers in the network's type. Raises NetworkError where they do not fit it."""
+        """Add numbers in the network's type. Raises NetworkError if they do not fit."""
         wide = np.asarray(values, np.float32)
         limit = 65504.0 if self._dtype.name == "fp16" else float(np.finfo(np.float32).max)
         if not np.all(np.isfinite(wide)) or np.abs(wide).max(initial=0.0) > limit:

@@ -1,8 +1,8 @@
-"""Which rows of a call a mixer sees: all of them, or, of a packed call, those that decode and those of prompts.
+"""The rows of a call that a mixer reads: all of them, or, in a packed call, the decoding rows or the prompt rows.
 
-A packed call computes on its T new tokens, each a row of one, `[T, 1, D]`, all but what joins tokens: attention and
-recurrences. The tokens of rows that decode come first, S of each: its own, and guesses of what follows, with padding.
-So these rows are a slice, cut into rows. Rows of prompts are padded to the longest of them by a gather.
+A packed call computes everything but attention and recurrences, which combine tokens, on its T new tokens as rows of
+one, `[T, 1, D]`. Tokens of decoding rows come first, S per row: its own, then guesses of what follows, with padding.
+These rows are therefore a slice, reshaped into rows. Prompt rows are padded to the longest of them by a gather.
 Source: selective batching, https://www.usenix.org/conference/osdi22/presentation/yu.
 """
 
@@ -28,7 +28,7 @@ class Rows(Protocol):
 
     @property
     def prefix(self) -> str:
-        """What comes before the names of their inputs and outputs."""
+        """Prefix of the names of their inputs and outputs."""
 
     @property
     def is_padded(self) -> bool:
@@ -44,10 +44,10 @@ class Rows(Protocol):
         """Return the rows' queries [B, N / fold, fold * S, H]: the heads that share keys, one after the other."""
 
     def by_query(self, x: Tensor, heads: int, fold: int) -> Tensor:
-        """Return numbers of each head [N] for the queries of `heads` and `fold`: [N], or [B, N / fold, fold * S, 1]."""
+        """Return values per head [N] for the queries of `heads` and `fold`: [N], or [B, N / fold, fold * S, 1]."""
 
     def outputs(self, attended: Tensor, fold: int) -> Tensor:
-        """Return what `queries` of the same `fold` attended to, in the order of the call's tokens."""
+        """Return attention's results for `queries` of the same `fold`, in the order of the call's tokens."""
 
     def tokens(self, x: Tensor) -> Tensor:
         """Return the rows' part [B, S, C] of vectors of all tokens."""
@@ -87,7 +87,7 @@ class AllRows:
 
 
 class DecodingRows:
-    """The rows of a packed call that decode. positions: [A, S] int32, of their tokens, which are the call's first."""
+    """The decoding rows of a packed call. positions: [A, S] int32, of their tokens, which are the call's first."""
 
     prefix, is_padded = "", False
 
@@ -127,7 +127,7 @@ class DecodingRows:
 
     @cached_property
     def count(self) -> Tensor:
-        """How many tokens they are: A * S, int64 [1]."""
+        """Number of their tokens: A * S, int64 [1]."""
         return size_of(reshape(self.positions, (-1,)))
 
     def _shape(self, *sizes: int) -> Tensor:
@@ -153,11 +153,10 @@ class DecodingRows:
 
 
 class PromptRows:
-    """The rows of a packed call that read prompts, of which there may be none.
+    """The prompt rows of a packed call, possibly none.
 
-    decoding: int64 [1], how many tokens the rows that decode have. tokens: [B, S], which of the call's tokens lies at
-    each place of the padded rows, any of them where padding is. places: [P], the place `row * S + column` of each of
-    the prompts' tokens.
+    decoding: int64 [1], number of the decoding rows' tokens. tokens: [B, S], index of the call's token at each position
+    of the padded rows; padding has any index. places: [P], the position `row * S + column` of each prompt token.
     """
 
     prefix, is_padded = PROMPT, True
@@ -198,11 +197,11 @@ class PromptRows:
 
     @cached_property
     def _start_and_size(self) -> tuple[Tensor, Tensor]:
-        """Where the prompts' tokens begin among all, and how many they are."""
+        """Start of the prompts' tokens among all tokens, and their number."""
         return self._decoding, size_of(self._places)
 
     def _fold(self, fold: int) -> tuple[Tensor, Tensor]:
-        """Return which token and head lies at each place [B, fold * S], and the places of each token's heads [P, fold].
+        """Return the token and head at each position [B, fold * S], and the positions of each token's heads [P, fold].
 
         Tokens and heads are numbered together: `token * fold + head`.
         """

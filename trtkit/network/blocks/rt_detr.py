@@ -1,6 +1,6 @@
-"""RT-DETR's decoder: the best proposals of the encoder become queries, whose boxes every layer refines.
+"""RT-DETR's decoder: the encoder's best proposals become queries, whose boxes every layer refines.
 
-Boxes and sampling places are computed in fp32 whatever the network's type.
+Boxes and sampling points are computed in fp32 whatever the network's type.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _layer(weights: Weights, spec: RtDetrSpec, x: Tensor, positions: Tensor, mem
 
 
 def _sampled_attention(weights: Weights, spec: RtDetrSpec, x: Tensor, memory: Tensor, boxes: Tensor) -> Tensor:
-    """Attend to a few places around each query's box: x [B, Q, D], memory [B, S, D], boxes [B, Q, 4]."""
+    """Attend to a few points around each query's box: x [B, Q, D], memory [B, S, D], boxes [B, Q, 4]."""
     D, heads = spec.layer.hidden_size, spec.layer.attention.num_attention_heads
     samples = len(spec.levels) * spec.points
     with weights.graph.scope("sampled_attention"):
@@ -90,9 +90,9 @@ def _logit(o: TrtOps, x: Tensor) -> Tensor:
 
 
 def anchor_logits(levels: tuple[HeightWidth, ...], grid_size: float = 0.05) -> tuple[Array, Array]:
-    """Return an anchor for each place of each level before the sigmoid [1, S, 4], and whether it is used [1, S, 1].
+    """Return an anchor for each position of each level before the sigmoid [1, S, 4], and whether it is used [1, S, 1].
 
-    An anchor is as large as its level is coarse; those too near the border have the largest number there is.
+    Anchors are larger at coarser levels; those too near the border are the largest finite value.
     """
     anchors = []
     for level, (height, width) in enumerate(levels):

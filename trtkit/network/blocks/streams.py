@@ -1,4 +1,4 @@
-"""Gemma 3n and 4: several hidden states of each token side by side, and vectors of each layer that gate its output."""
+"""Gemma 3n and 4: several parallel hidden states per token, and per-layer vectors that gate each layer's output."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from trtkit.network.graph import Tensor
 
 _LEAST_SQUARE = 1e-5
-"""What a projected state's mean square is taken for at least."""
+"""Lower bound of a projected state's mean square."""
 
 
 def to_streams(weights: Weights, x: Tensor, spec: StreamsSpec) -> Tensor:
-    """Return hidden states [B, S, P, D] that begin with x [B, S, D]; the others are projections of its magnitude."""
+    """Return hidden states [B, S, P, D]: the first is x [B, S, D], the others are projections of its magnitude."""
     others = [_projected(weights, "in", index, x, _magnitude(x)) for index in range(spec.count - 1)]
     with x.graph.scope("streams"):
         return concat([unsqueeze(stream, 2) for stream in (x, *others)], 2)
@@ -90,7 +90,7 @@ def _magnitude(x: Tensor) -> Tensor:
 
 
 def _predict(weights: Weights, streams: Tensor, spec: StreamsSpec, norm: NormSpec) -> Tensor:
-    """Return what the layer begins with: each state plus a mixture of all, by the active one's router."""
+    """Return a layer's inputs: each state plus a mixture of all, weighted by the active one's router."""
     routed = _routed(weights, _stream(streams, spec.active), norm)
     with streams.graph.scope("streams"):
         mixture = reshape(weights.linear("predict", routed), (0, 0, spec.count, spec.count))
@@ -98,7 +98,7 @@ def _predict(weights: Weights, streams: Tensor, spec: StreamsSpec, norm: NormSpe
 
 
 def _correct(weights: Weights, predicted: Tensor, x: Tensor, spec: StreamsSpec, norm: NormSpec) -> Tensor:
-    """Return the predicted states, each moved by its share of how far the computed one x is from its prediction."""
+    """Return the predicted states, each corrected by its share of the error of the active state's prediction."""
     routed = _routed(weights, x, norm)
     with x.graph.scope("streams"):
         shares = unsqueeze(weights.linear("correct", routed) + 1.0, 3)
@@ -106,7 +106,7 @@ def _correct(weights: Weights, predicted: Tensor, x: Tensor, spec: StreamsSpec, 
 
 
 def _routed(weights: Weights, x: Tensor, norm: NormSpec) -> Tensor:
-    """Return a router's numbers [B, S, P] for x [B, S, D]."""
+    """Return a router's outputs [B, S, P] for x [B, S, D]."""
     with x.graph.scope("streams"):
         normed = norm_block(weights, "router_norm", x, norm) * (1 / x.shape[-1])
         return cast(tanh(cast(weights.linear("router", normed), FP32)), x.dtype)
@@ -142,7 +142,7 @@ def per_layer_vectors(weights: Weights, tokens: Tensor, x: Tensor, model: Decode
 
 
 def per_layer_part(weights: Weights, x: Tensor, vector: Tensor, spec: PerLayerSpec, norm: NormSpec) -> Tensor:
-    """Return what a layer adds [B, S, D] to x [B, S, D], gated by its vector [B, S, P]."""
+    """Return a layer's addition [B, S, D] to x [B, S, D], gated by its vector [B, S, P]."""
     weights = weights.of_share
     with x.graph.scope("per_layer"):
         inner = activation(weights.linear("gate", x), spec.activation) * vector

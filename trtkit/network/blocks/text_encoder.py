@@ -40,10 +40,10 @@ _LEAST_LENGTH, _LEAST_COUNT = 1e-12, 1e-9  # of vectors, of tokens: what sentenc
 
 
 def write_text_encoder(weights: Weights, spec: TextEncoderSpec, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the hidden states of `input_ids` [B, S], and what the head makes of them.
+    """Return the hidden states of `input_ids` [B, S], and the head's outputs.
 
-    `attention_mask` [B, S] is 0 at padding, which no token attends to; `token_type_ids` [B, S] where the model has
-    types. Returns `last_hidden_state` [B, S, D] and the head's outputs, per token or per text.
+    `attention_mask` [B, S] is 0 at padding, which no token attends to; `token_type_ids` [B, S] if the model has types.
+    Returns `last_hidden_state` [B, S, D] and the head's outputs, per token or per text.
     """
     ids = cast(inputs["input_ids"], INT32)
     shown = cast(inputs["attention_mask"], INT32) > 0
@@ -62,7 +62,7 @@ def write_text_encoder(weights: Weights, spec: TextEncoderSpec, inputs: Mapping[
 
 
 def _embedded(weights: Weights, spec: TextEncoderSpec, ids: Tensor, types: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the vectors of tokens [B, S, D], and the table of words [V, D]."""
+    """Return the embeddings of tokens [B, S, D], and the word table [V, D]."""
     graph = weights.graph
     with graph.scope("embedding"):
         with graph.scope("words"):
@@ -79,7 +79,7 @@ def _embedded(weights: Weights, spec: TextEncoderSpec, ids: Tensor, types: Tenso
 
 
 def _positions(weights: Weights, spec: TextEncoderSpec, ids: Tensor) -> Tensor:
-    """Return the vectors of positions, [1, S, D] where tokens are counted, [B, S, D] where padding is left out."""
+    """Return the position embeddings, [1, S, D] if all tokens are counted, [B, S, D] if padding is skipped."""
     if spec.pad_token_id is None:
         return take_as_many(weights.get("weight", 3), 1, ids)
     is_token = cast(logical_not(equal(ids, spec.pad_token_id)), INT32)
@@ -107,10 +107,10 @@ class _Shared:
         return self._positions
 
     def mask(self, window: int | None) -> Tensor:
-        """Return what is added to scores: [B, 1, 1, S], or [B, 1, S, S] of a layer with a window.
+        """Return the additive mask: [B, 1, 1, S], or [B, 1, S, S] for a layer with a window.
 
-        Added rather than given as bool: a text that is all padding then attends to all of it, as in transformers, and
-        not to nothing, which is NaN.
+        It is added rather than bool: a text that is all padding then attends to all of it, as in transformers, rather
+        than to nothing, which is NaN.
         """
         graph, dtype = self.weights.graph, self.weights.dtype
         if window not in self._masks:
@@ -149,7 +149,7 @@ def _layer(weights: Weights, x: Tensor, shared: _Shared, attention: AttentionSpe
 
 
 def _attention(weights: Weights, spec: AttentionSpec, x: Tensor, shared: _Shared) -> Tensor:
-    """Let every token of x [B, S, D] attend to those of its text that its mask allows."""
+    """Attend from every token of x [B, S, D] to those of its text that its mask allows."""
     mask, heads, size = shared.mask(spec.sliding_window), spec.num_attention_heads, x.shape[-1]
     tables = None if spec.rope is None else (spec.rope, shared.tables(spec.rope), shared.positions)
     with weights.graph.scope("attention"):

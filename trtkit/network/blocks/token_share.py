@@ -1,9 +1,9 @@
-"""Sequence parallelism: the tokens that a rank norms and adds, and how its blocks get those of all ranks.
+"""Sequence parallelism: the share of tokens that a rank normalizes and adds, and the collectives around blocks.
 
 Tensor parallel ranks compute attention and feed-forward of all tokens, each a part of the sum. With a share of the
 tokens, a rank keeps only its own rows of that sum: norms and residual sums are then computed once, and not by every
-rank. What was an ALL_REDUCE after a block is a REDUCE_SCATTER after it and an ALL_GATHER before the next, which move
-as many bytes. Source: https://arxiv.org/abs/2205.05198, section 4.2.2.
+rank. The ALL_REDUCE after a block becomes a REDUCE_SCATTER after it and an ALL_GATHER before the next, which move as
+many bytes. Source: https://arxiv.org/abs/2205.05198, section 4.2.2.
 
 Tokens are the first axis, as in packed networks. The network itself pads them to a multiple of the ranks, so that a
 call may have any number of tokens; what is computed of padding is never read.
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class TokenShare:
-    """Where the parts of a network that ranks share begin and end. share: of the tokens, which a rank has between them.
+    """Boundaries of the blocks that ranks share. share: of the tokens, which a rank holds between blocks.
 
-    Without a share, ranks have all tokens everywhere, and `leave` is an ALL_REDUCE.
+    Without a share, ranks hold all tokens everywhere, and `leave` is an ALL_REDUCE.
     """
 
     def __init__(self, share: Share = WHOLE) -> None:
@@ -60,20 +60,20 @@ class TokenShare:
         return slice_of(x, *self._span)
 
     def enter(self, x: Tensor) -> Tensor:
-        """Return all tokens of x, of which each rank has its share: what a block of all ranks reads."""
+        """Gather all tokens from the ranks' shares x, as the input of a block."""
         return x if self.is_whole else all_gather(x, self.share.count)
 
     def gathered(self, x: Tensor) -> Tensor:
-        """Return all tokens of x, of which each rank has its share, without padding."""
+        """Gather all tokens from the ranks' shares x, without padding."""
         if self.is_whole:
             return x
         assert self._count is not None
         return slice_of(self.enter(x), 0, self._count)
 
     def leave(self, part: Tensor, ranks: int) -> Tensor:
-        """Return the sum of the parts that `ranks` computed of all tokens: its rows of this rank.
+        """Sum the parts that `ranks` computed of all tokens; return this rank's rows.
 
-        part: [T, 1, D], or [1, T, D] of a block that multiplies all rows as one matrix.
+        part: [T, 1, D], or [1, T, D] from a block that multiplies all rows as one matrix.
         """
         if self.is_whole or ranks == 1:
             return all_reduce(part, ranks)
@@ -81,9 +81,9 @@ class TokenShare:
         return reduce_scatter(reshape(part, (-1, 1, part.shape[-1])) if part.shape[0] == 1 else part, ranks)
 
     def picked(self, x: Tensor, index: Tensor) -> Tensor:
-        """Return the tokens at `index` [N] of x [T, 1, D], of which each rank has its share: [N, 1, D], on all ranks.
+        """Return the tokens at `index` [N] of the shares x [T, 1, D]: [N, 1, D], on all ranks.
 
-        They are few, so that the ranks sum what each has of them, in place of gathering all tokens.
+        They are few, so the ranks sum what each has of them rather than gather all tokens.
         """
         if self.is_whole:
             return entries(x, 0, index)
@@ -97,4 +97,4 @@ class TokenShare:
 
 
 ALL_TOKENS = TokenShare()
-"""Of a model whose ranks have all tokens everywhere."""
+"""Of a model whose ranks hold all tokens everywhere."""

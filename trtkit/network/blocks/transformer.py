@@ -83,7 +83,7 @@ def sine_positions(size: HeightWidth, hidden_size: int, temperature: float = 100
 
 
 def _waves(edge: int, scale: Array) -> Array:
-    """Return sines and cosines of the places along one edge: [edge, D / 2]."""
+    """Return sines and cosines of the positions along one edge: [edge, D / 2]."""
     positions = np.arange(1, edge + 1, dtype=np.float32)
     positions = positions / (positions[-1] + np.float32(1e-6)) * np.float32(2 * np.pi)
     angles = positions[:, None] / scale

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def write_vision_encoder(weights: Weights, spec: VisionEncoderSpec, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the hidden states of `embeddings` [B, D, h, w], class token first, or what the head makes of them.
+    """Return the hidden states of `embeddings` [B, D, h, w], class token first, or the head's outputs.
 
     `logits` [B, classes]; or `last_hidden_state` [B, S, D] and `pooler_output` [B, D].
     """
@@ -41,7 +41,7 @@ def write_vision_encoder(weights: Weights, spec: VisionEncoderSpec, inputs: Mapp
 
 
 def _tokens(weights: Weights, spec: VisionEncoderSpec, patches: Tensor) -> Tensor:
-    """Return patches in rows, their positions added, after class token and registers: [B, S, D]."""
+    """Return patches in row order with positions added, after class token and registers: [B, S, D]."""
     x = transpose(reshape(patches, (0, spec.hidden_size, -1)), (0, 2, 1))
     table, graph = _positions(weights, spec), weights.graph
     first = int(spec.has_class_token)
@@ -69,7 +69,7 @@ def _positions(weights: Weights, spec: VisionEncoderSpec) -> Array:
 
 
 def _resized(table: Array, spec: VisionEncoderSpec) -> Array:
-    """Resize positions [1, h * w, D] to the grid by cubic interpolation, as transformers does."""
+    """Resize position embeddings [1, h * w, D] to the grid by cubic interpolation, as in transformers."""
     import torch
 
     grid = torch.from_numpy(table).reshape(1, *spec.position_grid, -1).permute(0, 3, 1, 2)
@@ -96,7 +96,7 @@ def _layer(weights: Weights, spec: VisionEncoderSpec, x: Tensor) -> Tensor:
 
 
 def _scaled(weights: Weights, spec: VisionEncoderSpec, role: str, x: Tensor) -> Tensor:
-    """Scale by channel, where the model does (arXiv:2103.17239)."""
+    """Scale by channel, if the model does (arXiv:2103.17239)."""
     return x * weights.get(role, x.rank) if spec.has_layer_scale else x
 
 
@@ -119,7 +119,7 @@ def _head(weights: Weights, spec: VisionEncoderSpec, x: Tensor) -> Tensor:
 
 
 def _attention_head(weights: Weights, spec: VisionEncoderSpec, x: Tensor) -> Tensor:
-    """Return what one learned query finds in x [B, S, D], with an MLP's share: [B, D]."""
+    """Return the attention output of one learned query over x [B, S, D], plus an MLP of it: [B, D]."""
     D, heads = spec.hidden_size, spec.attention.num_attention_heads
     with weights.graph.scope("head"):
         query = weights.get("query") + take(x, 1, 0, 1) * 0.0

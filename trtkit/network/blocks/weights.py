@@ -1,4 +1,4 @@
-"""Weights as tensors of a network, found by the scope that asks for them, and low-rank adapters next to them."""
+"""Weights as tensors of a network, found by the current scope, and the low-rank adapters of linear layers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Weights:
     def get(self, role: str, rank: int = 0) -> Tensor:
         """Return weight `role` of the current scope as a tensor, with leading axes of size 1 up to `rank`.
 
-        Raises NetworkError if there is none.
+        Raises NetworkError if it does not exist.
         """
         array = self.array(role)
         if isinstance(array, QuantizedMatrix):
@@ -79,7 +79,7 @@ class Weights:
         return self.graph.constant(array.reshape((1,) * missing + shape), role, self.dtype)
 
     def array(self, role: str) -> Array:
-        """Return weight `role` of the current scope as it is stored. Raises NetworkError if there is none."""
+        """Return weight `role` of the current scope as stored. Raises NetworkError if it does not exist."""
         path = self.graph.path(role)
         array = self.arrays.get(path.replace("/", "."))
         if array is None:
@@ -94,8 +94,8 @@ class Weights:
     def linear(self, name: str, x: Tensor, *, has_bias: bool = False, ranks: int = 1) -> Tensor:
         """Apply the linear layer `name` of the current scope to x [..., in] -> [..., out].
 
-        ranks: how many hold parts of the inputs; their outputs are summed before the bias is added, and of the sum
-            each has its share of the tokens.
+        ranks: how many hold parts of the inputs; their outputs are summed before the bias is added, and each rank keeps
+        its share of the tokens.
         """
         with self.graph.scope(name):
             bias = self.get("bias", x.rank) if has_bias else None
@@ -105,7 +105,7 @@ class Weights:
             return y if bias is None or ranks == 1 else y + bias
 
     def linear_by_rows(self, name: str, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Apply equal shares of the rows of layer `name`, and of its bias, to one input [..., in] each."""
+        """Apply equal parts of the rows of layer `name`, and of its bias, to one input [..., in] each."""
         with self.graph.scope(name):
             matrix, bias = self.array("weight"), self.array("bias")
             size = matrix.shape[0] // len(inputs)
@@ -133,11 +133,11 @@ class Weights:
 
 
 class LowRankInputs:
-    """Writes what adapters add to linear layers.
+    """Adds adapters' outputs to linear layers.
 
-    `adapter_ids` [B] is each row's adapter (of a packed call, each token's), `rank_owners` [R] whose each resident rank
-    is; R may be 0. A layer at PATH takes `PATH.lora_a` [R, in] and `PATH.lora_b` [R, out].
-    paths: of the layers that can be adapted. rows: the axis of `adapter_ids`. tokens: which a packed network pads.
+    `adapter_ids` [B] is each row's adapter (in a packed call, each token's), `rank_owners` [R] the adapter of each
+    resident rank; R may be 0. A layer at PATH takes `PATH.lora_a` [R, in] and `PATH.lora_b` [R, out]. paths: of the
+    layers that can be adapted. rows: the axis of `adapter_ids`. tokens: how a packed network pads them.
     """
 
     def __init__(
@@ -155,15 +155,15 @@ class LowRankInputs:
             self._is_own = equal(unsqueeze(ids, 1, 2), unsqueeze(owners, 0, 1))  # [B, 1, R]
 
     def of_share(self, tokens: TokenShare) -> LowRankInputs:
-        """Return what adds to outputs for this rank's share of the tokens."""
+        """Return the writer for this rank's share of the tokens."""
         part = copy(self)
         part._is_own = tokens.own(self._is_own)
         return part
 
     def added_to(self, y: Tensor, x: Tensor) -> Tensor:
-        """Return y [B, S, out], the output of the current scope's layer for x [B, S, in], with the rows' adapters.
+        """Return y [B, S, out], the output of the current scope's layer for x [B, S, in], plus the rows' adapters.
 
-        Another adapter's product is left out, not multiplied by 0: it may overflow in fp16.
+        Other adapters' products are masked, not multiplied by 0: they may overflow in fp16.
         """
         path = self._graph.path().replace("/", ".")
         if path not in self._paths:

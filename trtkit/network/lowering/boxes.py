@@ -1,4 +1,4 @@
-"""Boxes by their corners, and how much they overlap."""
+"""Boxes by their corners, and their overlaps."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 def corners(o: Ops[T], boxes: T, *, is_centered: bool) -> T:
-    """Return boxes [B, S, 4] as lower ends, upper ends, both by axis, and areas [B, S, 5].
+    """Return boxes [B, S, 4] as lower corners, upper corners and areas [B, S, 5].
 
-    A box is two opposite corners, or its centre and its sizes.
+    A box is two opposite corners, or its center and its sizes.
     """
     a, b, c, d = o.split(boxes, 2)
     if is_centered:

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 OLDEST_OPSET = 17
-"""The first opset whose nodes this writes: GridSample came with 16, the model's own must be the same."""
+"""The oldest opset of the written nodes: GridSample came with 16, and the model must have the same opset."""
 
 _BINARY = {"eq": "Equal", "gt": "Greater", "lt": "Less"}
 _GRID_MODES = {"linear": "bilinear", "cubic": "bicubic"}
-# Reductions whose axes are an input from this opset on, an attribute before.
+# Reductions take axes as an input from this opset on, before as an attribute.
 _AXES_ARE_INPUT = {"ReduceSum": 13}
 
 
 class OnnxOps(Ops[OnnxValue]):
-    """Collects nodes. opset: that of the model they go into. prefix: precedes every name, with a slash."""
+    """Collects nodes. opset: of the model that they become part of. prefix: precedes every name, with a slash."""
 
     def __init__(self, opset: int, prefix: str = "") -> None:
         assert opset >= OLDEST_OPSET
@@ -48,7 +48,7 @@ class OnnxOps(Ops[OnnxValue]):
     def function(
         self, name: str, inputs: Sequence[str], outputs: dict[str, OnnxValue], attributes: Sequence[str]
     ) -> onnx.FunctionProto:
-        """Return what was written as a local function `trtkit::name`. outputs: values by the names they get."""
+        """Return the written nodes as a local function `trtkit::name`. outputs: values by their names."""
         for out, value in outputs.items():
             self._rename(value, out)
         imports = [helper.make_opsetid("", self.opset)]
@@ -201,7 +201,7 @@ class OnnxOps(Ops[OnnxValue]):
 
     @contextmanager
     def _inside(self) -> Iterator[list[onnx.NodeProto]]:
-        """Collect nodes and constants apart from those outside; yield the nodes."""
+        """Collect nodes and constants separately from those outside; yield the nodes."""
         outside, constants = self.nodes, self._constants
         self.nodes, self._constants = [], {}
         try:
@@ -210,7 +210,7 @@ class OnnxOps(Ops[OnnxValue]):
             self.nodes, self._constants = outside, constants
 
     def _rename(self, value: OnnxValue, name: str) -> None:
-        """Give a tensor its name outside the function; an input is handed on."""
+        """Give a tensor its name outside the function; an input is copied."""
         if not any(value.name in node.output for node in self.nodes):
             self.nodes.append(helper.make_node("Identity", [value.name], [name], name=name))
             return
@@ -234,7 +234,7 @@ class OnnxOps(Ops[OnnxValue]):
     def _known(
         self, op_type: str, inputs: Sequence[OnnxValue], shape: Shape, dtype: DType | None = None, **attributes: Any
     ) -> OnnxValue:
-        """Write a node whose output shape is known here; its type is the first input's unless given."""
+        """Write a node of known output shape; its type is the first input's unless given."""
         name = self._append(op_type, inputs, 1, attributes)[0]
         return OnnxValue(self, name, shape, dtype or inputs[0].dtype)
 
@@ -242,7 +242,7 @@ class OnnxOps(Ops[OnnxValue]):
         return self._nodes(op_type, inputs, 1, **attributes)[0]
 
     def _nodes(self, op_type: str, inputs: Sequence[OnnxValue], outputs: int, **attributes: Any) -> list[OnnxValue]:
-        """Write a node and let ONNX infer what it makes."""
+        """Write a node and infer its outputs with ONNX."""
         names = self._append(op_type, inputs, outputs, attributes)
         schema = onnx.defs.get_schema(op_type, self.opset)
         types = {x.name: type_proto(x) for x in inputs}
@@ -266,7 +266,7 @@ class OnnxOps(Ops[OnnxValue]):
         return OnnxValue(self, name, shape, dtype)
 
     def _unique(self, role: str) -> str:
-        """Return the path of `role`, with a number where it was used before."""
+        """Return the path of `role`, with a number if it was used before."""
         name = "/".join([*self._scopes, role])
         count = self._names.get(name, 0)
         self._names[name] = count + 1
@@ -285,8 +285,8 @@ def loop_body(
 ) -> onnx.GraphProto:
     """Return the body of a Loop that never ends early.
 
-    nodes: what computes the step. scalars: names for the number of the step, the condition that comes in, and the one
-    it returns. carried: tensors that come in. results: what the step makes of them.
+    nodes: the step's computation. scalars: names of the step's number, the incoming and the returned condition.
+    carried: incoming tensors. results: the step's outputs.
     """
     goes_on = helper.make_node("Identity", [scalars[1]], [scalars[2]], name=scalars[2])
     values = [helper.make_tensor_value_info(name, kind, []) for name, kind in zip(scalars, _SCALARS, strict=True)]

@@ -1,4 +1,4 @@
-"""A tensor inside an ONNX function body: its operators, and its type and shape in ONNX's and NumPy's words."""
+"""A tensor inside an ONNX function body: its operators, and its type and shape as ONNX and NumPy name them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class OnnxValue:
-    """A named tensor of known type and rank. Operators broadcast, and give numbers the tensor's own type."""
+    """A named tensor of known type and rank. Operators broadcast; numbers take the tensor's type."""
 
     ops: Ops[OnnxValue]
     name: str
@@ -64,7 +64,7 @@ Operand = OnnxValue | float
 
 
 def reshaped(shape: Shape, dims: Sequence[Dim[OnnxValue]]) -> Shape:
-    """Return what is known of a reshape's result."""
+    """Return the known part of a reshape's result shape."""
     kept = [shape[axis] if size == 0 else size for axis, size in enumerate(dims)]
     known = [size if isinstance(size, int) else -1 for size in kept]
     is_inferred = [isinstance(size, int) and size == -1 for size in dims]

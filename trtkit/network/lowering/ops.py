@@ -1,4 +1,4 @@
-"""What a lowering is written against: primitives that TensorRT's network API and ONNX both have."""
+"""The interface of lowerings: primitives that TensorRT's network API and ONNX share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Value(Protocol):
-    """A tensor of a writer. Operators broadcast as NumPy's do, and give numbers the tensor's own type."""
+    """A tensor of a writer. Operators broadcast as in NumPy; numbers take the tensor's type."""
 
     @property
     def shape(self) -> Shape:
@@ -44,7 +44,7 @@ class Value(Protocol):
 
 T = TypeVar("T", bound=Value)
 Dim: TypeAlias = int | T
-"""A size: a number, or a tensor of shape [1] and type int64 where it is known at run time only."""
+"""A size: a number, or an int64 tensor of shape [1] if it is known only at run time."""
 
 UNARY = ("neg", "abs", "sqrt", "exp", "log", "floor", "ceil", "round", "sin", "cos", "sigmoid", "tanh", "relu", "not")
 BINARY = ("add", "sub", "mul", "div", "pow", "min", "max", "floor_div", "eq", "gt", "lt", "and", "or")
@@ -52,21 +52,21 @@ REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 
 
 class Ops(ABC, Generic[T]):
-    """A writer of primitives. Indices are int32; data types never mix, but for numbers next to tensors."""
+    """A writer of primitives. Indices are int32; data types never mix, except numbers with tensors."""
 
     _is_fp32 = False
 
     @abstractmethod
     def scope(self, name: str) -> AbstractContextManager[None]:
-        """Put `name` before the names of what is written inside."""
+        """Put `name` before the names of the nodes written inside."""
 
     @abstractmethod
     def constant(self, array: np.ndarray[Any, Any], dtype: DType | None = None) -> T:
-        """Write an array, converted where `dtype` differs from its own."""
+        """Write an array, converted if `dtype` is not its own."""
 
     @abstractmethod
     def cast(self, x: T, dtype: DType) -> T:
-        """Convert to another type; the tensor itself where it has that type."""
+        """Convert to another type; return the tensor itself if it has that type."""
 
     @abstractmethod
     def dequantize(self, x: T, scale: float, dtype: DType) -> T:
@@ -74,11 +74,11 @@ class Ops(ABC, Generic[T]):
 
     @abstractmethod
     def reshape(self, x: T, dims: Sequence[Dim[T]]) -> T:
-        """Give another shape: 0 keeps the axis at that place as it is, one -1 takes what is left."""
+        """Change the shape: 0 keeps the size of that axis, one -1 takes the rest."""
 
     @abstractmethod
     def transpose(self, x: T, order: Sequence[int]) -> T:
-        """Put the axes into another order."""
+        """Permute the axes."""
 
     @abstractmethod
     def unsqueeze(self, x: T, *axes: int) -> T:
@@ -98,7 +98,7 @@ class Ops(ABC, Generic[T]):
 
     @abstractmethod
     def take(self, x: T, axis: int, start: int, size: int) -> T:
-        """Return `size` elements of one axis from `start` on; the other axes whole."""
+        """Return `size` elements of one axis from `start`; the other axes unchanged."""
 
     @abstractmethod
     def pad(self, x: T, axis: int, before: int, after: int, value: float = 0.0) -> T:
@@ -114,11 +114,11 @@ class Ops(ABC, Generic[T]):
 
     @abstractmethod
     def gather_nd(self, x: T, index: T, batch_dims: int = 0) -> T:
-        """Pick what the vectors along the index's last axis point at, below the first `batch_dims` axes of both."""
+        """Pick what the vectors along the index's last axis refer to, below the first `batch_dims` axes of both."""
 
     @abstractmethod
     def scatter_nd(self, x: T, index: T, updates: T) -> T:
-        """Return x with what the vectors along the index's last axis point at replaced by `updates`."""
+        """Return x with the elements that the vectors along the index's last axis refer to replaced by `updates`."""
 
     @abstractmethod
     def grid_sample(
@@ -143,7 +143,7 @@ class Ops(ABC, Generic[T]):
 
     @abstractmethod
     def reduce(self, name: str, x: T, axes: Sequence[int], *, keep: bool = False) -> T:
-        """Apply one of `REDUCTIONS` over axes, which go, or stay with size 1."""
+        """Apply one of `REDUCTIONS` over axes, which are removed, or kept with size 1."""
 
     @abstractmethod
     def select(self, condition: T, then: T, otherwise: T | float) -> T:
@@ -151,7 +151,7 @@ class Ops(ABC, Generic[T]):
 
     @abstractmethod
     def top_k(self, x: T, k: int, axis: int = -1) -> tuple[T, T]:
-        """Return the k largest along an axis in falling order, and their places in int32."""
+        """Return the k largest along an axis in descending order, and their indices in int32."""
 
     @abstractmethod
     def softmax(self, x: T, axis: int = -1) -> T:
@@ -159,7 +159,7 @@ class Ops(ABC, Generic[T]):
 
     @abstractmethod
     def size(self, x: T, axis: int) -> Dim[T]:
-        """Return the size of an axis: a number where it is known now."""
+        """Return the size of an axis: a number if it is known."""
 
     @abstractmethod
     def arange(self, size: Dim[T], dtype: DType) -> T:
@@ -167,14 +167,14 @@ class Ops(ABC, Generic[T]):
 
     @abstractmethod
     def repeat(self, count: int, state: Sequence[T], step: Callable[[Sequence[T]], Sequence[T]]) -> list[T]:
-        """Replace tensors `count` times by what `step` makes of them; types and shapes stay.
+        """Replace tensors by the results of `step`, `count` times; types and shapes stay.
 
-        step: reads nothing but its tensors: AutoCast loses what a loop's body reads from outside.
+        step: reads only its tensors: AutoCast loses tensors that a loop's body reads from outside.
         """
 
     @contextmanager
     def fp32(self) -> Iterator[None]:
-        """Mark what is written inside: a conversion of the model to fp16 or bf16 leaves it in fp32."""
+        """Mark the nodes written inside: a conversion of the model to fp16 or bf16 leaves them in fp32."""
         is_inner, self._is_fp32 = self._is_fp32, True
         with nullcontext() if is_inner else self.scope(FP32_SCOPE):
             yield
@@ -186,11 +186,11 @@ class Ops(ABC, Generic[T]):
         return size if isinstance(size, int) else self.cast(size, dtype)
 
     def split(self, x: T, axis: int) -> list[T]:
-        """Cut an axis of known size into its elements; the axis goes."""
+        """Split an axis of known size into its elements; the axis is removed."""
         return [self.squeeze(self.take(x, axis, index, 1), axis % len(x.shape)) for index in range(x.shape[axis])]
 
     def stack(self, parts: Sequence[T], axis: int) -> T:
-        """Join tensors of equal shapes along a new axis, at this place of the result."""
+        """Join tensors of equal shapes along a new axis at this position of the result."""
         axis %= len(parts[0].shape) + 1
         return self.concat([self.unsqueeze(part, axis) for part in parts], axis)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 GRID_SAMPLE, GATHER = "grid_sample", "gather"
 FORMS = (GRID_SAMPLE, GATHER)
-"""One GridSample layer, or gathers of the four corners: where GridSample cannot be trusted."""
+"""One GridSample layer, or gathers of the four corners, if GridSample cannot be trusted."""
 
 
 def bilinear(o: Ops[T], image: T, x: T, y: T, form: str) -> T:
@@ -66,8 +66,9 @@ def _is_inside(o: Ops[T], position: T, size: float | T) -> T:
 class FeatureLevels:
     """Feature levels, one after the other in `value`.
 
-    sizes: (height, width) of each. points: sampled in each by every head of a query.
-    is_discrete: take the nearest element as transformers' RT-DETR v2 does with `decoder_method: discrete`.
+    sizes: (height, width) of each.
+    points: sampled in each by every head of a query.
+    is_discrete: take the nearest element, as in transformers' RT-DETR v2 with `decoder_method: discrete`.
     """
 
     sizes: tuple[tuple[int, int], ...]

@@ -1,4 +1,4 @@
-"""Write precision into an ONNX model: TensorRT 11 and RTX take the network's types as they stand."""
+"""Write precision into an ONNX model: TensorRT 11 and RTX use the network's types as they are."""
 
 import contextlib
 import difflib
@@ -29,15 +29,15 @@ from trtkit.network.onnx.io import random_inputs
 
 Shapes = dict[str, tuple[int, ...]]
 _FLOATS = ("fp32", "fp16", "bf16")
-# ONNX's operators take bf16 from this one on.
+# ONNX's operators accept bf16 from this opset on.
 _BF16_OPSET = 22
 _LARGEST_RANGE_RUN_BYTES = 6 * 2**30
 
 
 def select_nodes(model: onnx.ModelProto, patterns: Sequence[str], key: str = "keep_fp32") -> list[str]:
-    """Return the names of nodes that `patterns` select: globs of names, or `op:Type`. key: the config's, for errors.
+    """Return the names of nodes that match `patterns`: globs of names, or `op:Type`. key: the config's, for errors.
 
-    Raises ConfigError for every pattern that selects none.
+    Raises ConfigError for every pattern without a match.
     """
     names = [node.name for node in model.graph.node]
     selected: dict[str, None] = {}
@@ -56,10 +56,10 @@ def select_nodes(model: onnx.ModelProto, patterns: Sequence[str], key: str = "ke
 def cast_to(
     model: onnx.ModelProto, precision: str, keep: Sequence[str], shapes: Shapes, folder: Path
 ) -> tuple[onnx.ModelProto, str]:
-    """Let `model` compute in `precision` (fp16 or bf16), inputs and outputs unchanged, by ModelOpt AutoCast.
+    """Convert `model` to `precision` (fp16 or bf16) with ModelOpt AutoCast; inputs and outputs keep their types.
 
     keep: names of nodes left in fp32. shapes: typical input shapes, for the run that measures value ranges; that run
-    holds every tensor at once, and is left out where they are too large together. Returns the model and what was done.
+    holds every tensor at once, and is skipped if they are too large together. Returns the model and a description.
     """
     import onnx
 
@@ -84,19 +84,19 @@ def cast_to(
     return cast, f"{precision} by AutoCast: {_computed_types(cast, precision)}{words}"
 
 
-# Packages that AutoCast's result follows from.
+# Packages that AutoCast's result depends on.
 _TOOLS = (
     "nvidia-modelopt", "numpy", "onnx", "onnx-graphsurgeon", "onnxconverter-common", "onnxruntime", "onnxruntime-gpu",
     "onnxscript", "onnxslim", "polygraphy",
 )  # fmt: skip
-# Results of larger models are not kept: AutoCast's fixed costs are a small part of what they take.
+# Results of larger models are not cached: AutoCast's fixed costs are a small part of their time.
 _LARGEST_KEPT_BYTES = 256 << 20
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _MOST_KEPT_BYTES = 2 << 30
 
 
 def _converted(source: Path, inputs: Arrays, options: Mapping[str, Any]) -> onnx.ModelProto:
-    """Return AutoCast's result, kept by a digest of all that it follows from: half of its time is importing ModelOpt.
+    """Return AutoCast's result, cached by a digest of its inputs: half of its time is importing ModelOpt.
 
     inputs: what value ranges are measured on.
     """
@@ -117,7 +117,7 @@ def _converted(source: Path, inputs: Arrays, options: Mapping[str, Any]) -> onnx
 
 
 def _cast_key(source: Path, inputs: Arrays, options: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a model's file, inputs, options, and the versions of the packages at work."""
+    """Return the SHA-256 of a model's file, inputs, options, and the versions of the packages involved."""
     versions = {}
     for name in _TOOLS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -130,7 +130,7 @@ def _cast_key(source: Path, inputs: Arrays, options: Mapping[str, Any]) -> str:
 
 
 def _kept(path: Path) -> bytes | None:
-    """Return what was kept at `path`; None if nothing was, or if it is damaged."""
+    """Return the contents cached at `path`; None if there are none, or they are damaged."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -142,9 +142,9 @@ def _kept(path: Path) -> bytes | None:
 
 
 def _keep(path: Path, data: bytes) -> None:
-    """Keep `data` at `path` after its digest, and drop what was used least recently beyond the limit.
+    """Cache `data` at `path` after its digest, and evict the least recently used files beyond the limit.
 
-    A full or read-only cache is not a fault of the build and passes; so does a file that another process drops.
+    A full or read-only cache is ignored, since the build itself succeeded; so is a file that another process removes.
     """
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ def _keep(path: Path, data: bytes) -> None:
 
 
 def _computed_types(model: onnx.ModelProto, precision: str) -> str:
-    """Say in which types the nodes of `model` compute, by their outputs, casts aside, and which stayed in fp32."""
+    """Describe the types in which nodes compute, by their outputs without casts, and which stayed in fp32."""
     values = (*model.graph.value_info, *model.graph.output)
     types = {value.name: _dtype_name(value) for value in values}
     nodes = [(node, types.get(node.output[0])) for node in model.graph.node if node.op_type != "Cast" and node.output]
@@ -177,10 +177,10 @@ def _dtype_name(value: onnx.ValueInfoProto) -> str:
 
 
 def _why_unmeasured(model: onnx.ModelProto, shapes: Shapes) -> str:
-    """Return why AutoCast cannot measure the ranges of all tensors in a run at `shapes`, empty if it can.
+    """Return why AutoCast cannot measure the ranges of all tensors in a run at `shapes`; empty if it can.
 
     They must fit into memory together, and ONNX Runtime must know the types: its fusions take Q/DQ for 8-bit integers.
-    Where it cannot, only nodes that are requested stay in fp32, and `verify` tells whether more should.
+    If it cannot, only the requested nodes stay in fp32, and `verify` tells whether more should.
     """
     import onnx
 
@@ -207,7 +207,7 @@ def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _lifted_for_bf16(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model in the opset that AutoCast would lift it to, with the nodes' names, which it would lose."""
+    """Return the model in the opset that AutoCast would lift it to, keeping nodes' names, which AutoCast loses."""
     import onnxscript
 
     if opset_of(model) >= _BF16_OPSET:
@@ -222,7 +222,7 @@ def _lifted_for_bf16(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def cast_io(model: onnx.ModelProto, io_type: str) -> str:
-    """Give floating-point inputs and outputs the type `io_type`, by casts just inside the graph."""
+    """Change floating-point inputs and outputs to the type `io_type`, with casts just inside the graph."""
     if io_type == "model":
         return "kept"
     from onnx import TensorProto
@@ -284,7 +284,7 @@ def _rename(model: onnx.ModelProto, name: str, new: str) -> None:
 
 
 def open_calls(model: onnx.ModelProto) -> list[str]:
-    """Replace calls by bodies, between identities at their borders; return the names of all these nodes.
+    """Replace calls by bodies, with identities at their boundaries; return the names of all these nodes.
 
     The functions stay in the model, without a call, so that `close_calls` finds them.
     """
@@ -303,7 +303,7 @@ def open_calls(model: onnx.ModelProto) -> list[str]:
 
 
 def close_calls(model: onnx.ModelProto, original: onnx.ModelProto) -> None:
-    """Put the calls of `original` back, on the tensors that the borders of their bodies have in `model` now."""
+    """Restore the calls of `original`, on the tensors at their bodies' boundaries in `model`."""
     calls = [node for node in original.graph.node if node.domain == DOMAIN]
     by_name = {node.name: node for node in model.graph.node}
     for call in calls:

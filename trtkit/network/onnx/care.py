@@ -1,4 +1,4 @@
-"""Steps that make a foreign ONNX model fit for TensorRT's parser; each returns what it did in words."""
+"""Steps that prepare a foreign ONNX model for TensorRT's parser; each returns a description of what it did."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 _OLDEST_OPSET, _LIFT_TO = 9, 13
 # Before IR version 4, initializers had to be listed as inputs too.
 _OLDEST_IR_VERSION = 8
-# ONNX Runtime 1.31 reads no newer one.
+# The newest that ONNX Runtime 1.31 reads.
 NEWEST_IR_VERSION = 13
 
 
 def sort_nodes(model: onnx.ModelProto, where: str) -> str:
-    """Put every node after those whose outputs it reads, as ONNX asks for. Raises SourceError for a circle."""
+    """Sort nodes topologically, as ONNX requires. Raises SourceError for a cycle."""
     moved = 0
     for graph in all_graphs(model.graph):
         makers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
@@ -46,7 +46,7 @@ def sort_nodes(model: onnx.ModelProto, where: str) -> str:
 
 
 def _read_names(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the tensors that a node reads, those of its branches and bodies too."""
+    """Yield the tensors that a node reads, including those of its branches and bodies."""
     yield from node.input
     for inner in _inner_graphs(node):
         yield from (name for inside in inner.node for name in _read_names(inside))
@@ -54,7 +54,7 @@ def _read_names(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def check(model: onnx.ModelProto, where: str) -> str:
-    """Run ONNX's own checker. Raises SourceError with its words."""
+    """Run ONNX's own checker. Raises SourceError with its message."""
     import onnx
 
     try:
@@ -68,7 +68,7 @@ def check(model: onnx.ModelProto, where: str) -> str:
 
 
 def free_initializers(model: onnx.ModelProto) -> str:
-    """Make weights constants: old models list them as inputs that a caller could feed."""
+    """Make weights constants: old models list them as inputs that a caller could set."""
     initializers = {tensor.name for tensor in model.graph.initializer}
     listed = [value for value in model.graph.input if value.name in initializers]
     for value in listed:
@@ -112,7 +112,7 @@ def _constant_input(inputs: Mapping[str, onnx.ValueInfoProto], name: str, value:
 
 
 def name_nodes(model: onnx.ModelProto) -> str:
-    """Give every node a name of its own: layers are known by it later."""
+    """Give every node a unique name, by which its layers are known later."""
     seen: set[str] = set()
     changed = 0
     for index, node in enumerate(model.graph.node):
@@ -163,7 +163,7 @@ def lift_opset(model: onnx.ModelProto, where: str, needed: int = 0) -> tuple[onn
 
 
 def infer_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
-    """Annotate tensors with types and shapes, as far as ONNX can tell."""
+    """Annotate tensors with types and shapes, as far as ONNX can infer them."""
     import onnx
 
     try:
@@ -176,7 +176,7 @@ def infer_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
 
 
 def other_domains(model: onnx.ModelProto) -> str:
-    """Count the operators that are not ONNX's own, and say which the model defines itself."""
+    """Count the operators of other domains, and say which ones the model defines."""
     names = [f"{node.domain}::{node.op_type}" for node in all_nodes(model.graph) if node.domain not in {"", "ai.onnx"}]
     defined = {f"{function.domain}::{function.name}" for function in model.functions}
     counts = Counter(names).most_common()

@@ -1,4 +1,4 @@
-"""Replace foreign nodes of an ONNX model by custom ops, whose function bodies any runtime can read."""
+"""Replace foreign nodes of an ONNX model by custom ops, whose function bodies any runtime can run."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ from trtkit.network.onnx.function import function_of, inline, mark_for_plugin
 from trtkit.network.plugin import refusal
 
 METADATA_KEY = "trtkit.custom_ops"
-"""Where a model says which of its nodes were replaced."""
+"""Key of a model's metadata for the nodes that were replaced."""
 
 _ONNX_DOMAINS = ("", "ai.onnx")
 
 
 @dataclass
 class _CustomOpRewrite:
-    """A model being rewritten. done: what was replaced by which op; bodies: functions by what they depend on."""
+    """A model being rewritten. done: replaced node types with their ops. bodies: functions by what they depend on."""
 
     model: onnx.ModelProto
     knowledge: Knowledge
@@ -38,12 +38,12 @@ class _CustomOpRewrite:
 
 
 def replace(model: onnx.ModelProto, *, is_final: bool = True, form: str | None = None) -> tuple[onnx.ModelProto, str]:
-    """Return the model with custom ops for the foreign nodes that some op represents, and what was done in words.
+    """Return the model with custom ops for the foreign nodes that they support, and a description of what was replaced.
 
-    Each becomes a node `trtkit::Op` with a local function. is_final: a node that needs a constant which is still
-    computed is an error; otherwise it stays, for a second call after constants are folded. form: of the bodies, for
-    ops that have it, in place of their first.
-    Raises UnsupportedOperatorsError with every node that cannot be taken.
+    Each becomes a node `trtkit::Op` with a local function. is_final: whether a node that needs a constant which is
+    still computed is an error; otherwise it stays, for a second call after constants are folded. form: of the bodies,
+    for ops that have it, instead of their first.
+    Raises UnsupportedOperatorsError with every unsupported node.
     """
     return _replaced(model, _handlers(), is_final=is_final, form=form)
 
@@ -76,9 +76,9 @@ def _replaced(
 def lower(
     model: onnx.ModelProto, *, is_final: bool = True, form: str | None = None, for_plugins: bool = False
 ) -> tuple[onnx.ModelProto, str]:
-    """Replace foreign nodes as `replace` does, and put the bodies in the nodes' place.
+    """Replace foreign nodes like `replace`, and inline the bodies.
 
-    for_plugins: nodes that a plugin can be stay calls of their function, for `onnx_plugins.use_plugins`.
+    for_plugins: nodes that a plugin supports stay calls of their function, for `trtkit.builder.plugins.use_plugins`.
     """
     model, detail = _replaced(model, _handlers(), is_final=is_final, form=form, for_plugins=for_plugins)
     if detail != "none":
@@ -87,7 +87,7 @@ def lower(
 
 
 def pad(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with custom ops in place of nodes whose outputs those pad, so that outputs compare."""
+    """Return the model with padded custom ops instead of the foreign nodes, so that outputs can be compared."""
     return _replaced(model, _padded(), is_final=False)[0]
 
 
@@ -115,7 +115,7 @@ def _nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 
 def _lifted(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy whose opset function bodies can be written in."""
+    """Return a copy with an opset that function bodies can be written in."""
     if opset_of(model) < OLDEST_OPSET:
         return onnx.version_converter.convert_version(model, OLDEST_OPSET)
     copy = onnx.ModelProto()
@@ -124,7 +124,7 @@ def _lifted(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _with_plain_functions(model: onnx.ModelProto, handlers: dict[tuple[str, str], Any]) -> onnx.ModelProto:
-    """Return the model without local functions where foreign nodes hide in them."""
+    """Return the model with local functions inlined if they contain foreign nodes."""
     kept = [(function.domain, function.name) for function in model.functions if function.domain == DOMAIN]
     foreign = [function for function in model.functions if function.domain != DOMAIN]
     if any(_key(node) in handlers for function in foreign for node in function.node):
@@ -133,7 +133,7 @@ def _with_plain_functions(model: onnx.ModelProto, handlers: dict[tuple[str, str]
 
 
 def _replace_node(rewrite: _CustomOpRewrite, node: onnx.NodeProto, op: CustomOp, foreign: Foreign) -> None:
-    """Turn a node into the op's, or note why it cannot be."""
+    """Replace a node by the op, or record why that is not possible."""
     if not node.name:
         node.name = f"{node.op_type}_{next(number for number, n in enumerate(_nodes(rewrite.model)) if n is node)}"
     where = f"{foreign.label} `{node.name}`"
@@ -171,7 +171,7 @@ def _read(rewrite: _CustomOpRewrite, node: onnx.NodeProto) -> ForeignNode:
 
 
 def _fact(rewrite: _CustomOpRewrite, op: CustomOp, index: int, name: str) -> Fact | None:
-    """Return what is known of an input, or what its port says where a tensor is there of which nothing is known."""
+    """Return the facts of an input; those of its port if nothing is known of a tensor that is present."""
     fact = rewrite.knowledge.fact(name)
     if fact is not None or not name:
         return fact
@@ -182,7 +182,7 @@ def _fact(rewrite: _CustomOpRewrite, op: CustomOp, index: int, name: str) -> Fac
 def _body(
     rewrite: _CustomOpRewrite, op: CustomOp, facts: Sequence[Fact | None], replacement: Replacement
 ) -> onnx.FunctionProto:
-    """Return the function for these facts and attributes: one that is there, or a new one."""
+    """Return the function for these facts and attributes, existing or new."""
     key = repr((op.name, facts, replacement.attributes))
     if key not in rewrite.bodies:
         names = {body.name for body in (*rewrite.model.functions, *rewrite.bodies.values())}
@@ -203,7 +203,7 @@ def _write(node: onnx.NodeProto, function: str, replacement: Replacement) -> Non
 
 
 def _add_functions(rewrite: _CustomOpRewrite) -> None:
-    """Add the bodies, and the domain to what the model imports."""
+    """Add the bodies, and their domain to the model's imports."""
     model = rewrite.model
     model.functions.extend(rewrite.bodies.values())
     if rewrite.bodies and all(entry.domain != DOMAIN for entry in model.opset_import):
@@ -212,7 +212,7 @@ def _add_functions(rewrite: _CustomOpRewrite) -> None:
 
 
 def _summary(done: Counter[tuple[str, str]], form: str | None) -> str:
-    """Return what was replaced by what, and in which form where it is not the first."""
+    """Describe what was replaced by what, and in which form if it is not the first."""
     ops = load_ops()
     has_form = any(form in ops[name].forms[1:] for _, name in done)
     replacements = ", ".join(f"{count} {op} from {label}" for (label, op), count in done.items())

@@ -1,4 +1,4 @@
-"""Types, shapes and constants of an ONNX model, as far as they are known before it runs."""
+"""Static knowledge of an ONNX model: types, shapes and constants."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-# Constants up to this many elements may be sizes; larger ones are weights, which shape inference need not see.
+# Constants of up to this many elements may be sizes; larger ones are weights, which shape inference does not need.
 _MOST_SIZES = 64
 
 
 class Knowledge:
-    """What is known of the tensors of a model. What is learned of custom ops is carried on through the nodes after."""
+    """Static knowledge of a model's tensors. What is learned about custom ops is propagated to the nodes after them."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._constants = dict(_constants(model))
@@ -32,18 +32,18 @@ class Knowledge:
         self._infer()
 
     def fact(self, name: str) -> Fact | None:
-        """Return type and shape of a tensor, None if they are not known."""
+        """Return a tensor's type and shape; None if they are unknown."""
         if name and name not in self._facts and self._is_stale:
             self._infer()
         return self._facts.get(name)
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Return the value of a tensor, None if it is computed."""
+        """Return a tensor's value; None if it is computed."""
         tensor = self._constants.get(name)
         return None if tensor is None else onnx.numpy_helper.to_array(tensor)
 
     def learn(self, names: Sequence[str], facts: Iterable[Fact]) -> None:
-        """Note what a custom op makes."""
+        """Record the outputs of a custom op."""
         for name, fact in zip(names, facts, strict=False):
             if name:
                 self._learned[name] = self._facts[name] = fact
@@ -51,14 +51,14 @@ class Knowledge:
                 self._is_stale = True
 
     def annotate(self, model: onnx.ModelProto) -> None:
-        """Write what was learned into the model: ONNX infers nothing about tensors after unknown nodes."""
+        """Write what was learned into the model, since ONNX infers nothing after unknown nodes."""
         outputs = {value.name for value in model.graph.output}
         for name, fact in self._learned.items():
             if name not in outputs:
                 _set(model.graph.value_info, _value_info(name, fact))
 
     def _infer(self) -> None:
-        """Run ONNX's inference over the model without its weights."""
+        """Run ONNX's inference on the model without its weights."""
         inferred = onnx.shape_inference.infer_shapes(self._skeleton, data_prop=True)
         self._is_stale = False
         for graph in all_graphs(inferred.graph):
@@ -80,7 +80,7 @@ def _constants(model: onnx.ModelProto) -> Iterable[tuple[str, onnx.TensorProto]]
 
 
 def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with inputs in place of weights."""
+    """Return the model with inputs instead of weights."""
     skeleton = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph = skeleton.graph
     graph.name = model.graph.name
@@ -96,7 +96,7 @@ def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _fact(value: onnx.ValueInfoProto) -> Fact | None:
-    """Return what a model says of a tensor."""
+    """Return what a model states about a tensor."""
     tensor = value.type.tensor_type
     dtype = from_onnx(onnx.TensorProto.DataType.Name(tensor.elem_type))
     if dtype is None or not tensor.HasField("shape"):
@@ -115,7 +115,7 @@ def _value_info(name: str, fact: Fact) -> onnx.ValueInfoProto:
 
 
 def _set(values: Any, value: onnx.ValueInfoProto) -> None:
-    """Replace what a graph says of a tensor."""
+    """Replace what a graph states about a tensor."""
     for index, known in enumerate(values):
         if known.name == value.name:
             del values[index]
@@ -123,7 +123,7 @@ def _set(values: Any, value: onnx.ValueInfoProto) -> None:
     values.append(value)
 
 
-# They compute nothing: what they return was rounded before.
+# They compute nothing: their inputs were already rounded.
 _MOVES = {
     *("Cast", "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Pad", "Reshape"),
     *("Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
@@ -131,7 +131,7 @@ _MOVES = {
 
 
 def widest_rounding(model: onnx.ModelProto) -> str:
-    """Return the floating-point type below fp32 that a model's own nodes round to: the widest step; empty if none."""
+    """Return the widest floating-point type below fp32 that a model's own nodes round to; empty if none does."""
     known, types = Knowledge(model), set()
     for node in model.graph.node:
         is_cast = node.op_type == "Cast" and known.constant(node.input[0]) is None

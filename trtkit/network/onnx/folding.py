@@ -1,4 +1,4 @@
-"""Fold constants, and keep what comes of it only if the model still computes the same and has not grown."""
+"""Fold constants, and keep the result only if the model still computes the same and has not grown."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
 
 
 ALIASES_KEY = "trtkit.dimension_aliases"
-# What onnxslim is given, one after another, until the result may be kept; and what each leaves out, in words.
+# onnxslim's options, tried in order until the result may be kept, and what each leaves out.
 _ATTEMPTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("", {}),
     ("large constants", {"size_threshold": 64 * 1024}),
     ("fused nodes", {"skip_optimizations": ["graph_fusion"]}),
     ("large constants and fused nodes", {"size_threshold": 64 * 1024, "skip_optimizations": ["graph_fusion"]}),
 )
-# ONNX's light models hold no weights but the nodes that fill them: these may grow.
+# ONNX's light models have no weights but nodes that generate them: these may grow.
 _MOST_GROWTH, _FREE_GROWTH_BYTES = 1.25, 128 * 2**20
-# Folding is exact but for convolutions that take up their scale; the worst of many layers of fp16.
+# Folding is exact except for convolutions that absorb their scale; this covers many such layers in fp16.
 _TOLERANCE = 1e-2
-# Larger models are not loaded twice more only to compare them.
+# Larger models are not loaded twice more just for a comparison.
 _LARGEST_COMPARED_BYTES = 2**30
 
 
 @dataclass(frozen=True, eq=False)
 class OnnxRun:
-    """One run of a model in ONNX Runtime, which its rewritten forms are compared with."""
+    """One run of a model in ONNX Runtime, for comparison with its rewritten forms."""
 
     inputs: Arrays
     outputs: Arrays
 
 
 def run_sample(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> OnnxRun | None:
-    """Run `model` on seeded random inputs; None if ONNX Runtime cannot, or the model or its inputs are over 1 GiB."""
+    """Run `model` on seeded random inputs; None if ONNX Runtime fails, or the model or its inputs exceed 1 GiB."""
     numbers = sum(math.prod(shape) for shape in shapes.values())
     if max(model.ByteSize(), 8 * numbers) > _LARGEST_COMPARED_BYTES:
         return None
@@ -62,7 +62,7 @@ def run_sample(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) ->
 
 
 def correct_outputs(model: onnx.ModelProto, sample: OnnxRun) -> str:
-    """Replace declared shapes of outputs that ONNX Runtime does not give: onnxslim believes them."""
+    """Correct declared output shapes that differ from ONNX Runtime's: onnxslim relies on them."""
     wrong = [value for value in model.graph.output if not _is_declared(value, sample.outputs[value.name].shape)]
     for value in wrong:
         del value.type.tensor_type.shape.dim[:]
@@ -72,10 +72,10 @@ def correct_outputs(model: onnx.ModelProto, sample: OnnxRun) -> str:
 
 
 def fold_constants(model: onnx.ModelProto, sample: OnnxRun | None = None) -> tuple[onnx.ModelProto, str]:
-    """Fold constants and remove what has no effect, by onnxslim; return the model and what was done in words.
+    """Fold constants and remove dead nodes with onnxslim; return the model and a description.
 
-    What changes inputs, outputs or, on the sample, values is not kept, nor what grows the model by more than a quarter:
-    then less is folded, or nothing.
+    A result with other inputs, outputs or sample values is rejected, as is one that grows the model by more than a
+    quarter; then less is folded, or nothing.
     """
     problem = first = ""
     for left_out, options in _ATTEMPTS:
@@ -92,7 +92,7 @@ def fold_constants(model: onnx.ModelProto, sample: OnnxRun | None = None) -> tup
 
 
 def _slimmed(model: onnx.ModelProto, options: Mapping[str, Any]) -> tuple[onnx.ModelProto, str]:
-    """Return what onnxslim makes of a copy, and why it may not be kept."""
+    """Return onnxslim's result for a copy, and why it must be rejected."""
     import onnxslim
 
     copy = type(model)()
@@ -131,7 +131,7 @@ def unify_dimensions(original: onnx.ModelProto, slim: onnx.ModelProto) -> None:
 
 
 def dimension_aliases(model: onnx.ModelProto) -> dict[str, str]:
-    """Return other names of a folded model's dimensions, which profiles may use too."""
+    """Return the other names of a folded model's dimensions, which profiles may use too."""
     value = next((entry.value for entry in model.metadata_props if entry.key == ALIASES_KEY), "{}")
     return dict(json.loads(value))
 
@@ -142,7 +142,7 @@ def aliases_of_file(path: Path) -> dict[str, str]:
 
 
 def _growth(model: onnx.ModelProto, slim: onnx.ModelProto) -> str:
-    """Say by how much folding grew the model, empty if it is not worth mentioning."""
+    """Describe how much folding grew the model; empty if it is not worth mentioning."""
     before, after = model.ByteSize(), slim.ByteSize()
     if after <= max(before * _MOST_GROWTH, before + _FREE_GROWTH_BYTES):
         return ""
@@ -150,7 +150,7 @@ def _growth(model: onnx.ModelProto, slim: onnx.ModelProto) -> str:
 
 
 def _difference(slim: onnx.ModelProto, sample: OnnxRun) -> str:
-    """Say which output folding changed; empty if all are the same."""
+    """Return which output folding changed; empty if all are the same."""
     try:
         outputs = _run(slim, sample.inputs)
     except Exception as error:
@@ -165,7 +165,7 @@ def _difference(slim: onnx.ModelProto, sample: OnnxRun) -> str:
 
 
 def _is_close(before: np.ndarray[Any, Any], after: np.ndarray[Any, Any]) -> bool:
-    """Whether two outputs hold the same values but for rounding."""
+    """Whether two outputs are equal except for rounding."""
     if before.dtype.kind not in "fiub":
         return bool((before == after).all())
     expected, actual = before.astype(np.float64), after.astype(np.float64)
@@ -177,7 +177,7 @@ def _is_close(before: np.ndarray[Any, Any], after: np.ndarray[Any, Any]) -> bool
 
 
 def _run(model: onnx.ModelProto, inputs: Arrays) -> Arrays:
-    """Return what ONNX Runtime computes, node by node as they stand."""
+    """Return ONNX Runtime's outputs, computed node by node without optimization."""
     import onnxruntime
 
     _limit_memory()
@@ -192,7 +192,7 @@ def _run(model: onnx.ModelProto, inputs: Arrays) -> Arrays:
 
 @functools.cache
 def _limit_memory() -> None:
-    """Give sessions that ask for it an allocator of a quarter of the machine's memory: a ramp may be of any length."""
+    """Give sessions that request it an allocator limited to a quarter of the memory: a ramp may be of any length."""
     from onnxruntime.capi import _pybind_state as native
 
     limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
@@ -216,6 +216,6 @@ def _borders(model: onnx.ModelProto) -> list[str]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Swallow what a library prints."""
+    """Discard a library's output."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield

@@ -1,6 +1,6 @@
-"""Write a network's layers as an ONNX model, every tensor under its name.
+"""Write a network's layers as an ONNX model that keeps every tensor's name.
 
-A second program can then compute the network, and any tensor of it can be compared.
+A second program can then run the network and compare any of its tensors.
 """
 
 import graphlib
@@ -20,13 +20,13 @@ from trtkit.network.onnx.layers.layer import Emitter, NotInOnnxError, OnnxLayer,
 from trtkit.version import __version__
 
 OPSET = 26
-"""The newest that ONNX Runtime 1.31 runs."""
+"""The newest opset that ONNX Runtime 1.31 runs."""
 DOMAIN = "trtkit"
-"""Of the local functions."""
+"""Domain of the local functions."""
 INLINE_LIMIT_BYTES = 512 << 20
-"""Weights in all that one file holds. protobuf allows 2 GiB, but needs them in memory twice while it writes."""
+"""Weight bytes that one file may hold. protobuf allows 2 GiB, but needs them in memory twice while writing."""
 WIDER = {FP8: FP16, FP4: FP16, E8M0: FP32, INT4: INT8}
-"""Types that hold every number of types that most of ONNX's operators do not take."""
+"""Types that can represent all values of the types that most ONNX operators do not take."""
 _SMALL_BYTES = 1024
 _ALIGNMENT = 4096  # ONNX's advice for data that is mapped
 
@@ -34,7 +34,7 @@ _ALIGNMENT = 4096  # ONNX's advice for data that is mapped
 def write_onnx(graph: LayerGraph, path: Path, inline_bytes: int = INLINE_LIMIT_BYTES) -> tuple[Path, ...]:
     """Write a network to an ONNX file, its weights to `<file>.data` if they are large; return the files.
 
-    inline_bytes: how large all weights may be together to lie in the first file.
+    inline_bytes: limit on all weights together for storing them in the first file.
     Raises ProblemsError for layers that ONNX cannot express, and OSError.
     """
     data = path.with_name(f"{path.name}.data")
@@ -51,7 +51,7 @@ def write_onnx(graph: LayerGraph, path: Path, inline_bytes: int = INLINE_LIMIT_B
 def onnx_model(graph: LayerGraph, data_file: str = "") -> tuple[ModelProto, list[Bytes]]:
     """Return a network as an ONNX model.
 
-    data_file: where weights above 1 KiB lie, which are returned: in this order, each at the next multiple of 4096.
+    data_file: the file for weights above 1 KiB, which are returned: in this order, each at the next multiple of 4096.
     Assertions, which only check inputs, are left out.
     Raises ProblemsError with the first layer of every kind that ONNX cannot express.
     """
@@ -70,12 +70,12 @@ def onnx_model(graph: LayerGraph, data_file: str = "") -> tuple[ModelProto, list
 
 
 def _weight_bytes(graph: LayerGraph) -> int:
-    """Return the size of all layers' weights, as one file would hold them."""
+    """Return the size of all layers' weights in one file."""
     return sum(held.raw.nbytes for node in graph.nodes for held in node.weights.values())
 
 
 def _in_order(graph: LayerGraph) -> list[LayerNode]:
-    """Return the layers, each after those it reads: as the network lists them if that is such an order."""
+    """Return the layers in topological order: the network's own order if it is one."""
     producer = {slot: node for node in graph.nodes for slot in node.outputs}
     reads = {node: [producer[slot] for slot in node.inputs if slot in producer] for node in graph.nodes}
     written: set[LayerNode] = set()
@@ -92,7 +92,7 @@ def _in_order(graph: LayerGraph) -> list[LayerNode]:
 
 
 def _unique_names(graph: LayerGraph) -> list[Value]:
-    """Return the tensors' names by slot; of tensors with one name, those after the first have their number added."""
+    """Return the tensors' names by slot; repeated names get a number."""
     names: list[Value] = [""] * len(graph.specs)
     taken: set[str] = set()
     ends = [*graph.inputs, *graph.outputs]
@@ -106,7 +106,7 @@ def _unique_names(graph: LayerGraph) -> list[Value]:
 
 @dataclass
 class _ModelWriter:
-    """Collects the parts of a model. blocks: weights that lie in the data file."""
+    """Collects the parts of a model. blocks: weights for the data file."""
 
     graph: LayerGraph
     data_file: str
@@ -142,7 +142,7 @@ class _ModelWriter:
         self.nodes += _named(emitter, results, [self.names[slot] for slot in node.outputs])
 
     def _results(self, node: LayerNode, write: Write, values: Sequence[Value], emitter: Emitter) -> list[Value]:
-        """Write a layer's nodes; return its results. Types that ONNX's operators lack are widened around them."""
+        """Write a layer's nodes; return its results. Types that ONNX's operators lack are widened around it."""
         slots = () if node.kind in TAKE_STORED_TYPES else (*node.inputs, *node.outputs)
         stored = {slot: spec for slot in slots if slot != MISSING and (spec := self.graph.spec(slot)).dtype in WIDER}
         specs = list(self.graph.specs)
@@ -180,7 +180,7 @@ class _ModelWriter:
         return model
 
     def _info(self, spec: TensorSpec, *, names_sizes: bool = False) -> ValueInfoProto:
-        """Return a tensor's type and shape. names_sizes: give sizes known at run time names, as inputs have them."""
+        """Return a tensor's type and shape. names_sizes: whether to name sizes known at run time, as for inputs."""
         name, shape = self.names[spec.index], None
         if spec.shape is not None:
             free = [f"{name}.{axis}" if names_sizes else None for axis in range(len(spec.shape))]
@@ -220,7 +220,7 @@ class _ModelWriter:
             self.nodes.append(helper.make_node("Cast", [stored], [name], name, to=onnx_type(spec.dtype)))
 
     def _add_weights(self, name: str, weights: LayerWeights, shape: Sequence[int]) -> Value:
-        """Write an initializer: its bytes here, or where they lie in the data file."""
+        """Write an initializer: its bytes, or their location in the data file."""
         tensor = TensorProto(name=name, data_type=onnx_type(weights.dtype), dims=shape)
         if self.data_file and weights.raw.nbytes > _SMALL_BYTES:
             tensor.data_location = TensorProto.EXTERNAL
@@ -233,7 +233,7 @@ class _ModelWriter:
         return name
 
     def _offset(self, raw: Bytes) -> int:
-        """Return where bytes lie in the data file, once for those that layers share."""
+        """Return the offset of bytes in the data file; layers that share them get the same."""
         key = (raw.ctypes.data, raw.nbytes)
         if key not in self._offsets:
             self._offsets[key] = self._end + -self._end % _ALIGNMENT
@@ -243,7 +243,7 @@ class _ModelWriter:
 
 
 def _named(emitter: Emitter, results: Sequence[Value], outputs: Sequence[Value]) -> list[NodeProto]:
-    """Return the nodes, their results renamed to the outputs; a result that is an input, or two outputs, is copied."""
+    """Return the nodes with results renamed to the outputs; a result that is an input or repeated is copied."""
     written = {name for node in emitter.nodes for name in node.output}
     renamed: dict[Value, Value] = {}
     for result, output in zip(results, outputs, strict=True):

@@ -1,4 +1,4 @@
-"""Bodies of custom ops as ONNX local functions, put back into the graph, and limits on how large that makes a model."""
+"""Bodies of custom ops as ONNX local functions: write them, inline them, and limit the resulting size."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _PLUGIN = " plugin"
 def function_of(
     op: CustomOp, name: str, facts: Sequence[Fact | None], attributes: Any, opset: int, form: str | None = None
 ) -> onnx.FunctionProto:
-    """Return the op's body for inputs of known facts and attributes, as the local function `trtkit::name`.
+    """Return the op's body for inputs with these facts and attributes, as the local function `trtkit::name`.
 
-    It has no inputs for those that are missing: TensorRT's parser takes no empty names there.
+    It omits missing inputs: TensorRT's parser does not accept empty names there.
     """
     writer = OnnxOps(opset)
     values = [
@@ -41,7 +41,7 @@ def function_of(
 
 
 def mark_for_plugin(function: onnx.FunctionProto) -> None:
-    """Note that a plugin can take a function's place: `inline` leaves it."""
+    """Mark a function that a plugin can replace, so that `inline` keeps it."""
     function.doc_string += _PLUGIN
 
 
@@ -51,9 +51,9 @@ def op_name(function: onnx.FunctionProto) -> str:
 
 
 def inline(model: onnx.ModelProto) -> None:
-    """Put the bodies of custom ops in their nodes' place; what is inside is named `<node>/<name in the body>`.
+    """Inline the bodies of custom ops; inner names become `<node>/<name in the body>`.
 
-    Those that a plugin can take the place of stay functions.
+    Functions that a plugin can replace are kept.
     """
     bodies = {
         function.name: function
@@ -95,7 +95,7 @@ def _inlined(node: onnx.NodeProto, bodies: dict[str, onnx.FunctionProto]) -> lis
 
 
 def placed(inner: onnx.NodeProto, prefix: str, names: dict[str, str]) -> onnx.NodeProto:
-    """Return a copy of a body's node, and of what a loop in it holds, under names of the model.
+    """Return a copy of a body's node, including loop bodies in it, with names of the model.
 
     prefix: precedes its names. names: of the body's inputs and outputs in the model.
     """
@@ -116,15 +116,15 @@ def placed(inner: onnx.NodeProto, prefix: str, names: dict[str, str]) -> onnx.No
 
 
 MAX_NODES = 1_000_000
-# ONNX's shape inference and onnxslim follow each element of a vector: 40 bytes and more for one.
+# ONNX's shape inference and onnxslim track each element of a vector, at 40 bytes or more each.
 MAX_VECTOR = 2**24
 _Key = tuple[str, str]
 
 
 def check_size(model: onnx.ModelProto, where: str) -> None:
-    """Refuse functions that call themselves, or whose calls of calls make a graph of more than MAX_NODES nodes.
+    """Refuse recursive functions, and those whose nested calls expand to more than MAX_NODES nodes.
 
-    Thirty functions that call the one before twice are a gigabyte of nodes. Raises SourceError.
+    Thirty functions that each call the previous one twice are a gigabyte of nodes. Raises SourceError.
     """
     bodies = {(function.domain, function.name): function for function in model.functions}
     sizes: dict[_Key, int] = {}
@@ -137,7 +137,7 @@ def check_size(model: onnx.ModelProto, where: str) -> None:
 
 
 def check_vectors(model: onnx.ModelProto, where: str) -> None:
-    """Refuse inputs of one axis and more than MAX_VECTOR elements. Raises SourceError."""
+    """Refuse vector inputs of more than MAX_VECTOR elements. Raises SourceError."""
     for value in model.graph.input:
         sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         if len(sizes) == 1 and sizes[0] > MAX_VECTOR:
@@ -146,7 +146,7 @@ def check_vectors(model: onnx.ModelProto, where: str) -> None:
 
 
 def _measure(key: _Key, bodies: dict[_Key, onnx.FunctionProto], sizes: dict[_Key, int], where: str) -> None:
-    """Note the nodes of a function's body and of all that it calls, callees first."""
+    """Count the nodes of a function's body and of all that it calls, callees first."""
     open_calls, stack = set[_Key](), [key]
     while stack:
         current = stack[-1]

@@ -1,4 +1,4 @@
-"""Inputs and outputs of an ONNX graph as plain data, and several models put into one."""
+"""Inputs and outputs of an ONNX graph as plain data; saving, prefixing and merging models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-# protobuf cannot hold more in one file.
+# The largest file that protobuf can hold.
 LARGEST_INLINE_BYTES = 2**31 - 2**20
 
 
@@ -35,7 +35,7 @@ class OnnxTensorSpec:
 
 
 def graph_inputs(model: onnx.ModelProto) -> list[OnnxTensorSpec]:
-    """Return the inputs that a caller feeds: initializers that are also listed as inputs are left out."""
+    """Return the inputs that a caller sets, without initializers that are also listed as inputs."""
     initializers = {tensor.name for tensor in model.graph.initializer}
     return [_spec(value) for value in model.graph.input if value.name not in initializers]
 
@@ -46,7 +46,7 @@ def graph_outputs(model: onnx.ModelProto) -> list[OnnxTensorSpec]:
 
 
 def is_unnamed(dim: onnx.TensorShapeProto.Dimension) -> bool:
-    """Whether a dimension has neither a size nor a name that tells it from others."""
+    """Whether a dimension has neither a size nor a distinctive name."""
     if dim.HasField("dim_value"):
         return dim.dim_value < 0
     return dim.dim_param.strip() in {"", "?", "-1", "None", "none", "unk"}
@@ -64,7 +64,7 @@ def random_inputs(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]])
 
 
 def save_model(model: onnx.ModelProto, path: Path) -> None:
-    """Write `model`, with its weights next to it where one file cannot hold them."""
+    """Save `model`, with its weights in a separate file if one file cannot hold them."""
     import onnx
 
     large = model.ByteSize() > LARGEST_INLINE_BYTES
@@ -91,17 +91,17 @@ def _spec(value: onnx.ValueInfoProto) -> OnnxTensorSpec:
 
 
 def prefixed(model: onnx.ModelProto, prefix: str) -> onnx.ModelProto:
-    """Return `model` with `prefix` before all names but those of its inputs and outputs."""
+    """Return `model` with `prefix` on all names except those of its inputs and outputs."""
     from onnx import compose
 
     return compose.add_prefix(model, prefix, rename_inputs=False, rename_outputs=False)
 
 
 def merged(models: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
-    """Return one model of several in the order that they run in.
+    """Merge models, in the order in which they run, into one.
 
-    A tensor of the same name is the same tensor: an output of one that is an input of another stays an output too.
-    The models have one opset, and inner names of their own.
+    Tensors of the same name are the same tensor: an output of one that is an input of another stays an output too. The
+    models must have the same opset and distinct inner names.
     """
     import onnx
 

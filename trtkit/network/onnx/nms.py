@@ -1,4 +1,4 @@
-"""Put the reading of a detector's rows and non-maximum suppression after its output."""
+"""Append decoding of a detector's rows and non-maximum suppression to its output."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ if TYPE_CHECKING:
 NMS_OUTPUTS = ("num_detections", "detection_boxes", "detection_scores", "detection_classes")
 """What such a network returns: [N, 1], corners [N, M, 4], [N, M], [N, M], as TensorRT's own detectors do."""
 ROWS_KEY = "trtkit.nms_rows"
-"""Where a model's metadata says which tensor is read."""
+"""Key of a model's metadata for the tensor that NMS reads."""
 CLASSES_KEY = "trtkit.nms_classes"
-"""Where it says how many classes its rows have, which the outputs do not show."""
+"""Key for the number of classes in its rows, which the outputs do not show."""
 OPSET = 17
-"""The oldest opset that the suppression is written in."""
+"""The oldest opset that the appended nodes support."""
 _PREFIX = "nms"
 _TINY = 1e-30
 
 
 def append_nms(model: onnx.ModelProto, options: Boxes) -> str:
-    """Replace the only output of `model` by the boxes that are left of it; return what was done, in words.
+    """Replace the only output of `model` by the boxes kept by NMS; return a description.
 
-    As on the host, each row counts with its best class, scores of `min_score` count, and boxes of other classes do not
-    suppress each other. Suppression is a node EfficientNMS_TRT. Raises SourceError for outputs that do not fit.
+    As on the host, each row counts with its best class, boxes of exactly `min_score` are kept, and boxes of other
+    classes do not suppress each other. Suppression is a node EfficientNMS_TRT. Raises SourceError for outputs that do
+    not fit.
     """
     from onnx import TensorProto, helper
 
@@ -53,7 +54,7 @@ def append_nms(model: onnx.ModelProto, options: Boxes) -> str:
 
 
 def _only_output(model: onnx.ModelProto, options: Boxes) -> onnx.ValueInfoProto:
-    """Return a copy of the output that holds the rows. Raises SourceError where it does not."""
+    """Return a copy of the output that holds the rows. Raises SourceError if it does not fit."""
     from onnx import TensorProto
 
     outputs = model.graph.output
@@ -65,7 +66,7 @@ def _only_output(model: onnx.ModelProto, options: Boxes) -> onnx.ValueInfoProto:
             f"NMS in the engine reads one output; the model has {len(outputs)}: {names}", "task.boxes", fix
         )
     tensor = outputs[0].type.tensor_type
-    sizes = [dim.dim_value for dim in tensor.shape.dim]  # 0 where symbolic
+    sizes = [dim.dim_value for dim in tensor.shape.dim]  # 0 if symbolic
     if len(sizes) != 3 or (sizes[axis] and sizes[axis] <= least) or tensor.elem_type != TensorProto.FLOAT:
         kind = f"{TensorProto.DataType.Name(tensor.elem_type).lower()} {[size or -1 for size in sizes]}"
         what = f"output {names}, {kind}, is not fp32 rows in the layout `{options.layout}`"
@@ -97,7 +98,7 @@ def _tail(rows: str, options: Boxes, classes: int) -> tuple[list[onnx.NodeProto]
     is_best = writer.node("Equal", best, writer.constant(np.arange(classes, dtype=np.int64).reshape(1, 1, -1)))
     alone = writer.node("Where", is_best, scores, writer.constant(np.float32(-1)))
     count, centered, kept, kinds = NMS_OUTPUTS[0], f"{_PREFIX}/centered", *NMS_OUTPUTS[2:]
-    # The op keeps scores above its threshold, the host those that reach it.
+    # The op keeps scores above its threshold, the host those at or above it.
     below = float(np.nextafter(np.float32(options.min_score), np.float32(-1))) if options.min_score else -_TINY
     suppress = helper.make_node(
         "EfficientNMS_TRT", [boxes, alone], [count, centered, kept, kinds], f"{_PREFIX}/suppress",
@@ -112,7 +113,7 @@ def _tail(rows: str, options: Boxes, classes: int) -> tuple[list[onnx.NodeProto]
 
 
 class _NodeWriter:
-    """Nodes and constants, named by their numbers."""
+    """Writes nodes and constants, named by numbers."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []

@@ -1,4 +1,4 @@
-"""Parse an ONNX file into an `INetworkDefinition`, and read weights by the names that the parser gives their layers."""
+"""Parse an ONNX file into an `INetworkDefinition`, and look up weights by the names of the parser's layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A network with all that must live as long as it: TensorRT frees nothing that is still named here."""
+    """A network with all objects that must live as long as it does: TensorRT frees none of these."""
 
     definition: Any
     builder: Any
@@ -30,7 +30,7 @@ class Network:
 def parse_onnx(backend: Backend, path: Path, severity: str = "WARNING") -> Network:
     """Parse `path` into a new, strongly typed network.
 
-    Raises UnsupportedOperatorsError with every fault that the parser reports in one pass.
+    Raises UnsupportedOperatorsError with every error that the parser reports in one pass.
     """
     logger = backend.logger(severity)
     builder = backend.trt.Builder(logger)
@@ -50,7 +50,7 @@ def check_grid_samples(backend: Backend, network: Network, expected: Sequence[tu
     layers = [network.definition.get_layer(index) for index in range(network.definition.num_layers)]
     samples = [backend.typed(layer) for layer in layers if backend.layer_type(layer) == "GRID_SAMPLE"]
     if len(samples) != len(expected):
-        return  # nodes folded away or repeated by a loop: nothing to pair them by
+        return  # nodes folded away or repeated by a loop cannot be matched
     for layer, (node, mode) in zip(samples, expected, strict=True):
         parsed = layer.interpolation_mode.name.lower()
         if parsed != mode:
@@ -60,7 +60,7 @@ def check_grid_samples(backend: Backend, network: Network, expected: Sequence[tu
 
 
 def _problem(error: Any) -> Problem:
-    """Put one parser error into words: node, operator, reason."""
+    """Convert a parser error to a problem with node, operator and reason."""
     name = error.node_name() or f"node {error.node()}"
     return Problem(reason_of(error), f"{error.node_operator() or 'model'} `{name}`")
 
@@ -89,7 +89,7 @@ def constants_from_onnx(model: Path | ModelProto) -> dict[str, Any]:
 
 
 def _kernel_names(node: NodeProto) -> list[tuple[str, str]]:
-    """Return the keys of a convolution's weights and the tensors they come from."""
+    """Return the keys of a convolution's weights and the names of their tensors."""
     if node.op_type not in ("Conv", "ConvTranspose"):
         return []
     layer = node.name or f"node_of_{node.output[0]}"

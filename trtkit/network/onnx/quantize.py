@@ -1,4 +1,4 @@
-"""Quantization written into an ONNX model: which nodes stay, what is quantized, weights in low precision alone."""
+"""Q/DQ in an ONNX model: count what is quantized, list products, store weights in low precision."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from trtkit.dtypes import DType
 
 
-# ONNX's operators hold 8-bit scales in 16 bits from the first one on, and 4-bit blocks from the second one on.
+# The first opsets whose operators take 8-bit codes with 16-bit scales, and blocks of 4 bits.
 OPSETS = {8: 19, 4: 21}
 """By bits of a code."""
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _ROUNDING = ("QuantizeLinear", "DynamicQuantizeLinear")
 PRODUCTS = (*_CONVOLUTIONS, "Gemm", "MatMul")
-# TensorRT-RTX adds about 0.1 MiB of code for a quantized convolution: smaller weights would cost more than they save.
+# TensorRT-RTX adds about 0.1 MiB of code per quantized convolution: quantizing smaller weights would cost more.
 LEAST_WEIGHTS = 2**16
 _LARGEST_INT4, _LARGEST_INT8 = 7.0, 127.0
 _LEAST_SCALE = 2.0**-20
@@ -33,7 +33,7 @@ _LEAST_SCALE = 2.0**-20
 
 @dataclass(frozen=True)
 class ProductWeight:
-    """A constant that a product multiplies with. output_axis, input_axis: of its matrix; the latter's blocks share."""
+    """A constant operand of a product. output_axis, input_axis: of its matrix; blocks lie along the latter."""
 
     node: onnx.NodeProto
     tensor: onnx.TensorProto
@@ -43,7 +43,10 @@ class ProductWeight:
 
 @dataclass(frozen=True)
 class QuantizedCounts:
-    """What of a model is quantized. weights: tensors; numbers: in them; all_numbers: in all weights of products."""
+    """Counts of what is quantized.
+
+    weights: tensors. numbers: values in them. all_numbers: values in all products' weights.
+    """
 
     activations: int
     weights: int
@@ -61,7 +64,7 @@ def is_quantized(model: onnx.ModelProto) -> bool:
 
 
 def likely_method(model: onnx.ModelProto) -> str:
-    """Return the method that a model's Q/DQ nodes look like; empty if it has none."""
+    """Return the method that a model's Q/DQ nodes suggest; empty if it has none."""
     from onnx import TensorProto
 
     if not is_quantized(model):
@@ -78,14 +81,14 @@ def quantized_activations(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 
 def product_inputs(model: onnx.ModelProto, exclude: Collection[str]) -> list[str]:
-    """Return the tensors that convolutions and matrix products read and that are not constant."""
+    """Return the non-constant inputs of convolutions and matrix products."""
     constants = {tensor.name for tensor in model.graph.initializer}
     read = {name: None for node in _products(model, exclude) for name in node.input[:2] if name not in constants}
     return list(read)
 
 
 def masked_scores(model: onnx.ModelProto) -> list[str]:
-    """Return the Adds that a Softmax reads: an attention's scores and its mask, whose range is endless by design."""
+    """Return the Adds that a Softmax reads: an attention's scores plus its mask, whose range is unbounded by design."""
     read = {node.input[0] for node in model.graph.node if node.op_type == "Softmax"}
     return [node.name for node in model.graph.node if node.op_type == "Add" and node.output[0] in read]
 
@@ -102,7 +105,7 @@ def counts(model: onnx.ModelProto) -> QuantizedCounts:
 
 
 def lifted(model: onnx.ModelProto, dtype: DType) -> onnx.ModelProto:
-    """Return the model in an opset that holds codes of type `dtype`. Raises ValueError if ONNX cannot convert it."""
+    """Return the model in an opset that supports codes of type `dtype`. Raises ValueError if ONNX cannot convert it."""
     import onnx
 
     if opset_of(model) >= OPSETS[dtype.bits]:
@@ -114,10 +117,11 @@ def lifted(model: onnx.ModelProto, dtype: DType) -> onnx.ModelProto:
 
 
 def quantize_weights(model: onnx.ModelProto, dtype: DType, exclude: Collection[str], block: int | None) -> int:
-    """Store weights in 8 bits by output channel, or in 4 by blocks along the inputs; return how many tensors.
+    """Store weights in 8 bits by output channel, or in 4 by blocks along the inputs; return how many.
 
-    block: numbers that share a scale in 4 bits, else the largest of 128, 64 and 32 that divides. Convolutions stay in
-    4 bits, since TensorRT has no blocks for them; so do small weights and those of which no block divides the inputs.
+    block: values that share a scale in 4 bits; by default the largest of 128, 64 and 32 that divides. Convolutions are
+    left as they are with 4 bits, since TensorRT has no blocks for them; so are small weights, and those whose inputs no
+    block divides.
     """
     done = 0
     for weight in list(_weights(model, exclude)):
@@ -131,7 +135,7 @@ def quantize_weights(model: onnx.ModelProto, dtype: DType, exclude: Collection[s
 
 
 def undivided(model: onnx.ModelProto, exclude: Collection[str], block: int) -> dict[str, int]:
-    """Return the products whose inputs `block` does not divide, with how many inputs each has; convolutions stay."""
+    """Return the number of inputs of products that `block` does not divide, by name; convolutions are skipped."""
     matrices = [weight for weight in _weights(model, exclude) if weight.node.op_type not in _CONVOLUTIONS]
     sizes = {weight.node.name: int(weight.tensor.dims[weight.input_axis]) for weight in matrices}
     return {name: size for name, size in sizes.items() if size % block}
@@ -142,7 +146,7 @@ def _products(model: onnx.ModelProto, exclude: Collection[str]) -> Iterator[onnx
 
 
 def _weights(model: onnx.ModelProto, exclude: Collection[str]) -> Iterator[ProductWeight]:
-    """Yield the weights that one product alone reads; a shared one would be quantized twice."""
+    """Yield the weights of a single product; a shared one would be quantized twice."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     readers = Counter(name for node in all_nodes(model.graph) for name in node.input)
     for node in _products(model, exclude):
@@ -189,7 +193,7 @@ def _by_block(weight: ProductWeight, size: int) -> tuple[onnx.TensorProto, Array
 
 
 def _block_size(weight: ProductWeight, block: int | None) -> int:
-    """Return how many numbers along the inputs share a scale; 0 where the weight stays."""
+    """Return how many values along the inputs share a scale; 0 if the weight stays unquantized."""
     if weight.node.op_type in _CONVOLUTIONS or len(weight.tensor.dims) != 2:
         return 0
     length = weight.tensor.dims[weight.input_axis]

@@ -86,11 +86,10 @@ def partial_attention(
 ) -> Tensor:
     """Compute attention to some of a query's keys, for `merged_attention`: [B, N, S, H + 2] in fp32.
 
-    pieces: one query with its keys and values in one or two pieces, in the order of the mask's last axis, so that those
-    of a cache are read where they are. The result's last axis is attention as if there were no other keys, the largest
-    score, and the sum of the exponentials of all scores less the largest. Where no key is visible, the largest score is
-    `lowest`, so that the rest counts for nothing. value_size: how many elements of values are needed, the first; None
-    for all.
+    pieces: one query with its keys and values in one or two pieces, in the order of the mask's last axis, so that a
+    cache is read in place. The result's last axis is attention as if there were no other keys, the largest score, and
+    the sum of the exponentials of all scores minus the largest. If no key is visible, the largest score is `lowest`, so
+    that the rest has no weight. value_size: how many of the first elements of values are needed; None for all.
     """
     grouped = [_grouped(piece) for piece in pieces]
     of_pieces = [_scores(q, k, softcap) for q, k, _ in grouped]
@@ -106,7 +105,7 @@ def partial_attention(
 
 
 def merged_attention(parts: Tensor, sinks: Tensor | None = None) -> Tensor:
-    """Return attention to all keys [B, N, S, H] in fp32 from that to parts of them, [ranks, B, N, S, H + 2].
+    """Merge attention to parts of the keys, [ranks, B, N, S, H + 2], into attention to all keys [B, N, S, H] in fp32.
 
     sinks: [N], see `attention_from_primitives`. Source: https://arxiv.org/abs/1805.02867, section 3.
     """
@@ -124,7 +123,7 @@ def merged_attention(parts: Tensor, sinks: Tensor | None = None) -> Tensor:
 
 
 def _grouped(qkv: QKV) -> QKV:
-    """Return queries, keys and values with the heads that share keys on an axis of their own, if some do."""
+    """Return queries, keys and values with an extra axis for heads that share keys, if some do."""
     q, k, v = qkv
     _, heads, length, size = q.shape  # -1 of no rows would be any number
     kv_heads = k.shape[1]
@@ -141,7 +140,7 @@ def _scores(q: Tensor, k: Tensor, softcap: float | None) -> Tensor:
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:
-    """Return scores with a mask of `attention`."""
+    """Return scores with the mask of `attention` applied."""
     if scores.rank > mask.rank:
         mask = _by_group(mask, scores.shape[2])
     return select(mask, scores, lowest(FP32)) if mask.dtype == BOOL else scores + cast(mask, FP32)
@@ -156,7 +155,7 @@ def _by_group(mask: Tensor, group: int) -> Tensor:
 
 
 def _of_heads(x: Tensor, q: Tensor) -> Tensor:
-    """Return x of the heads of q [B, N, S, H], which may be [B, K, G, S, any]: [B, N, S, any]."""
+    """Return x with the heads of q [B, N, S, H]: x may be [B, K, G, S, any] -> [B, N, S, any]."""
     return x if x.rank == q.rank else reshape(x, (0, *q.shape[1:3], x.shape[-1]))
 
 

@@ -1,7 +1,7 @@
-"""Collectives among the ranks of a pipeline stage: TensorRT's DistCollective layers, which NCCL carries out.
+"""Collectives among the ranks of a pipeline stage: TensorRT's DistCollective layers, executed by NCCL.
 
-TensorRT gives back none of a collective's parameters, so that each layer's metadata holds them as JSON. A layer's ranks
-must be set before its output is requested.
+TensorRT returns none of a collective's parameters, so each layer's metadata stores them as JSON. A layer's ranks must
+be set before its output is requested.
 Source: `INetworkDefinition::addDistCollective` in NvInfer.h.
 """
 
@@ -44,7 +44,7 @@ def gather_heads(parts: Sequence[Tensor], ranks: int) -> list[Tensor]:
 
 
 def scatter_heads(x: Tensor, ranks: int) -> Tensor:
-    """Give each rank its heads of every rank's x [B, heads, S, H]: [ranks, B, heads / ranks, S, H], by who gave it."""
+    """Give each rank its heads of every rank's x [B, heads, S, H]: [ranks, B, heads / ranks, S, H], by source rank."""
     with x.graph.scope("scatter_heads"):
         tokens = 1 if x.shape[2] == 1 else -1
         by_rank = reshape(x, (0, ranks, x.shape[1] // ranks, tokens, x.shape[3]))

@@ -47,7 +47,7 @@ def reorder(x: Tensor, order: Any, axis: int = -1) -> Tensor:
 
 
 def entries(x: Tensor, axis: int, indices: Tensor) -> Tensor:
-    """Return the elements of one axis at places [M], which takes that axis's place."""
+    """Return the elements of one axis at indices [M], which replaces the axis by M."""
     return x.graph.add(x.graph.network.add_gather(x.trt, indices.trt, axis), "gather")
 
 
@@ -59,7 +59,7 @@ def pick(x: Tensor, index: int) -> Tensor:
 
 
 def scatter_last(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    """Replace elements of each row: x [B, V], places and updates [B, M], of which a row's places differ."""
+    """Replace elements of each row: x [B, V], indices and updates [B, M]; a row's indices must be distinct."""
     graph = x.graph
     layer = graph.network.add_scatter(x.trt, indices.trt, updates.trt, graph.backend.trt.ScatterMode.ELEMENT)
     if layer is not None:

@@ -29,10 +29,10 @@ def update_cache(cache: Tensor, update: Tensor, write_indices: Tensor) -> Tensor
 
 @dataclass(frozen=True, eq=False)
 class CacheIndex:
-    """Where the tokens of some rows are in pools of pages [P, K, T, H], which hold those of others, too.
+    """Indices of some rows' tokens in page pools [P, K, T, H], which hold other rows' tokens too.
 
-    Entries are numbered as if the pools' first axes were one, so that a copy is in attention's order at once.
-    entries: [B, K, n], the pages of each row's heads in order, or their tokens. is_by_page: which of them.
+    Entries are numbered as if the pools' first axes were one, so that a copy is in attention's order immediately.
+    entries: [B, K, n], the pages of each row's heads in order, or their tokens. is_by_page: whether entries are pages.
     Source: https://arxiv.org/abs/2309.06180.
     """
 
@@ -48,21 +48,21 @@ class CacheIndex:
 
 
 def index_of_pages(tables: Tensor, heads: int) -> CacheIndex:
-    """Return where the pages of tables [B, n] are in pools of `heads`."""
+    """Return the index of the pages in tables [B, n] in pools with `heads`."""
     return CacheIndex(unsqueeze(tables, 1) * heads + _numbers(tables, heads))
 
 
 def index_of_tokens(pages: Tensor, columns: Tensor, heads: int, page_tokens: int) -> CacheIndex:
-    """Return where the tokens are that lie in `pages` [B, T'] at `columns` [1, T'].
+    """Return the index of the tokens in `pages` [B, T'] at `columns` [1, T'].
 
-    There may be no rows. Pages could not be joined then: a size that follows from the others is not known.
+    There may be no rows; then pages could not be joined, since a size that is inferred from the others is unknown.
     """
     by_head = unsqueeze(pages, 1) * heads + _numbers(pages, heads)
     return CacheIndex(by_head * page_tokens + unsqueeze(columns, 1), is_by_page=False)
 
 
 def _numbers(like: Tensor, heads: int) -> Tensor:
-    """Return the numbers of heads [1, K, 1]."""
+    """Return the head indices [1, K, 1]."""
     return like.graph.constant(np.arange(heads).reshape(1, heads, 1), "heads", like.dtype)
 
 
@@ -72,7 +72,7 @@ def append(cached: Tensor, new: Tensor) -> Tensor:
 
 
 def quantized(cache: Tensor, new: Tensor, scale: float) -> Tensor:
-    """Return new keys or values as a cache in int8 or fp8 keeps them."""
+    """Return new keys or values quantized to a cache's int8 or fp8."""
     return quantize(new, scale_constant(new.graph, scale, "scale", new.dtype), cache.dtype)
 
 
@@ -92,7 +92,7 @@ def append_quantized(
         return dequantize(append(cache, kept), factor, new.dtype), kept
     if index is not None and cache.dtype == INT8:
         return dequantize(append(index.of(cache), kept), factor, new.dtype), kept
-    # TensorRT slices and gathers no fp8, so that comes after.
+    # TensorRT cannot slice or gather fp8, so the cast comes after.
     real = dequantize(cache, factor, new.dtype)
     cached = index.of(real) if index is not None else take_as_many(real, 2, window) if window is not None else real
     return append(cached, dequantize(kept, factor, new.dtype)), kept

@@ -127,10 +127,10 @@ _NOWHERE = 1 << 30
 
 
 def tree_places(write_indices: Tensor, branch_ends: Tensor, length: int) -> Tensor:
-    """Return where new tokens lie in caches of `length` tokens: write_indices [B], branch_ends [B, S] -> [B, S].
+    """Return the positions of new tokens in caches of `length`: write_indices [B], branch_ends [B, S] -> [B, S].
 
-    A tree lies in the cache in depth-first order, so a token's descendants follow it without a gap. One number per
-    token then says who descends from it: the place after the last one.
+    A tree is in the cache in depth-first order, so a token's descendants follow it without a gap. One number per token
+    therefore defines its descendants: the position after the last one.
     """
     graph = write_indices.graph
     with graph.scope("tree_places"):
@@ -145,9 +145,9 @@ def tree_mask(
 
     Keys after the query, and those that no token sees, are left to `causal_mask`.
 
-    places, branch_ends: [B, S], where each new token lies, and the place after its last descendant. cached: places of a
-    cache's keys [1, 1, 1, T]. write_indices: [B]. is_appended: whether new keys follow the cached ones; otherwise they
-    are among them.
+    positions, branch_ends: [B, S], each new token's position in the cache, and the position after its last descendant.
+    cached: positions of a cache's keys [1, 1, 1, T]. write_indices: [B]. is_appended: whether new keys follow the
+    cached ones; otherwise they are among them.
     Source: tree attention, https://arxiv.org/abs/2401.10774, whose mask this is.
     """
     with positions.graph.scope("tree_mask"):

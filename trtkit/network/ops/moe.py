@@ -45,7 +45,7 @@ def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The experts that tokens go to, and what each one's output counts: int32 and fp32, both [B, S, k]."""
+    """The chosen experts of tokens, and the weight of each one's output: int32 and fp32, both [B, S, k]."""
 
     experts: Tensor
     weights: Tensor
@@ -81,7 +81,7 @@ def scaled_choice(choice: Choice, scales: Tensor) -> Choice:
 
 
 def own_choice(choice: Choice, experts: range) -> Choice:
-    """Return a choice among the experts that one rank holds, by their place there; others weigh nothing."""
+    """Return the choice among one rank's experts, by their index there; others have weight 0."""
     graph = choice.experts.graph
     with graph.scope("own"):
         first, last, zero = (
@@ -93,14 +93,14 @@ def own_choice(choice: Choice, experts: range) -> Choice:
 
 
 def weight_of_each(choice: Choice, experts: int) -> Tensor:
-    """Return each token's weight for each of all experts in fp32 [B, S, E]: zero for those that it does not go to."""
+    """Return each token's weight for every expert in fp32 [B, S, E]: zero for experts that were not chosen."""
     return sum_over(_marked(choice.experts, experts) * unsqueeze(choice.weights, 3), 2)
 
 
 def read_experts(choice: Choice, experts: int) -> tuple[Tensor, Tensor]:
-    """Return which experts to read [M], and each token's weight for each of them in fp32 [B, S, M].
+    """Return the experts to read [M], and each token's weight for each of them in fp32 [B, S, M].
 
-    M is the number of choices, in turn, if they are fewer than `experts`; otherwise all experts are read.
+    M is the number of choices, in order, if it is smaller than `experts`; otherwise all experts are read.
     """
     graph = choice.experts.graph
     with graph.scope("read"):
@@ -116,7 +116,7 @@ def read_experts(choice: Choice, experts: int) -> tuple[Tensor, Tensor]:
 
 
 def _in_best_groups(rated: Tensor, routing: RoutingSpec) -> Tensor:
-    """Return scores [B, S, E] to choose by, with the lowest for experts outside the best groups."""
+    """Return the scores [B, S, E] to choose by, with the lowest score for experts outside the best groups."""
     count = rated.shape[-1]
     groups = reshape(rated, (0, 0, routing.groups, count // routing.groups))
     highest, _ = top_k(groups, 2 if routing.group_score == "two_best" else 1)
@@ -126,7 +126,7 @@ def _in_best_groups(rated: Tensor, routing: RoutingSpec) -> Tensor:
 
 
 def _mixed_sparsely(logits: Tensor, jitter: float) -> Choice:
-    """Choose two experts one after the other. Source: https://arxiv.org/abs/2409.12136, HF `sparsemixer`."""
+    """Choose two experts, one after the other. Source: https://arxiv.org/abs/2409.12136, HF `sparsemixer`."""
     experts, weights, candidates = [], [], logits
     for _ in range(2):
         best, index = top_k(candidates, 1)
@@ -145,7 +145,7 @@ def _picked(scores: Tensor, indices: Tensor) -> Tensor:
 
 
 def _marked(indices: Tensor, size: int) -> Tensor:
-    """Return 1 at each place of [B, S, k], 0 elsewhere, in fp32: [B, S, k, size]."""
+    """Return one-hot vectors of indices [B, S, k] in fp32: [B, S, k, size]."""
     numbers = indices.graph.constant(np.arange(size, dtype=np.int32).reshape(1, 1, 1, -1), "numbers")
     return cast(equal(unsqueeze(indices, 3), numbers), FP32)
 

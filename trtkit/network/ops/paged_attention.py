@@ -1,4 +1,4 @@
-"""Attention that reads pages where they are, as the custom op PagedAttention, and custom ops as layers of a network."""
+"""Attention that reads pages in place, as the custom op PagedAttention, and custom ops as layers of a network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PageRows:
-    """Which tokens a call's sequences have. table: [B, n], the pages of each, in order.
+    """A call's sequences. table: [B, n], the pages of each, in order.
 
     lengths, counts: [B], tokens in the pages, and new ones.
     """
@@ -32,7 +32,7 @@ class PageRows:
 
 @dataclass(frozen=True, eq=False)
 class Pages:
-    """What a layer reads where it is. keys, values: pools [P, K, page, H]. attributes: the op's, by name."""
+    """The pages that a layer reads in place. keys, values: pools [P, K, page, H]. attributes: the op's, by name."""
 
     rows: PageRows
     keys: Tensor
@@ -56,7 +56,7 @@ def paged_attention(
 def add_op(graph: Graph, op: CustomOp, inputs: Sequence[Tensor | None], attributes: object) -> list[Tensor]:
     """Add a custom op: a plugin layer if `graph.plugins` is set, else its lowering. Raises NetworkError.
 
-    inputs: None if an optional one is missing. A plugin takes all of its inputs, or has something for missing ones.
+    inputs: None if an optional one is missing. A plugin takes all of its inputs, with defaults for missing ones.
     """
     try:
         op.check([None if x is None else Fact(x.dtype, x.shape) for x in inputs], attributes)
@@ -80,7 +80,7 @@ def _missing(op: CustomOp, inputs: Sequence[Tensor]) -> list[Tensor]:
 def _plugin_layer(
     graph: Graph, op: CustomOp, inputs: Sequence[Tensor], attributes: Mapping[str, object]
 ) -> list[Tensor]:
-    """Add the plugin, its kernel compiled ahead of time. The op must be registered with `graph.plugins`."""
+    """Add the plugin with its kernel compiled ahead of time. The op must be registered with `graph.plugins`."""
     plugin = getattr(getattr(graph.plugins.op, DOMAIN), op.name)
     call = plugin(*(x.trt for x in inputs), **attributes)
     layer = graph.network.add_plugin(call, aot=True)

@@ -50,7 +50,7 @@ def dynamic_quantize(x: Tensor, dtype: DType, outer_scale: Tensor | None = None)
 
 
 BLOCKS = {"fp4": 16, "fp8": 32}
-"""Elements that share a scale where a layer quantizes by block while running."""
+"""Elements that share a scale if a layer quantizes by block at run time."""
 
 
 def scale_constant(graph: Graph, value: Any, role: str, dtype: DType) -> Tensor:
@@ -59,7 +59,7 @@ def scale_constant(graph: Graph, value: Any, role: str, dtype: DType) -> Tensor:
 
 
 def rounded(scale: float, dtype: DType) -> float:
-    """Return a scale as constants in `dtype` hold it."""
+    """Return a scale rounded to a constant's precision in `dtype`."""
     import ml_dtypes
 
     return float(np.float32(scale).astype(ml_dtypes.bfloat16 if dtype == BF16 else dtype.numpy))
@@ -70,7 +70,7 @@ def _kind(graph: Graph, dtype: DType) -> Any:
 
 
 def _along(layer: Any, axis: int | None) -> Any:
-    """Set the axis that a scale has an element for each index of; a refused layer is left for `Graph.add` to report."""
+    """Set the axis of per-index scales; a rejected layer is left for `Graph.add` to report."""
     if layer is not None and axis is not None:
         layer.axis = axis
     return layer

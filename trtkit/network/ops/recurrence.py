@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 class BlockLevels:
     """Ones and zeros [1, 1, L, S, S] in fp32 for blocks of 1, 2, 4, ... tokens, after a level of single tokens.
 
-    pairs: of each row, the columns that the level joins it with: those of the block before, if the row's is the second
-    of a pair; in the first level, its own. Every column up to a row's own is in one level.
-    since_block: columns from the beginning of the row's block up to the row. to_block_end: those after the row up to
-    the end of its block. Neither has any in the first level.
+    pairs: per row, the columns that the level joins to it: those of the block before, if the row's block is the second
+        of a pair; in the first level, its own. Every column up to a row's own is in exactly one level.
+    since_block: columns from the start of the row's block up to the row.
+    to_block_end: columns after the row up to the end of its block. Both are empty in the first level.
     """
 
     pairs: Tensor
@@ -51,7 +51,10 @@ class Masks:
 
 
 class TokenChunk:
-    """The new tokens of a call: at most `most` a row. The first `counts` [B] of a row are tokens, the rest padding."""
+    """The new tokens of a call: at most `most` per row.
+
+    The first `counts` [B] of a row are tokens, the rest padding.
+    """
 
     def __init__(self, counts: Tensor, most: int) -> None:
         self._counts, self._most = counts, most
@@ -59,7 +62,7 @@ class TokenChunk:
         self._masks: dict[bool, Masks] = {}
 
     def is_token(self, x: Tensor) -> Tensor:
-        """Return [B, 1, S], whether each of the new tokens x [B, S, ...] is one."""
+        """Return [B, 1, S], whether each position of x [B, S, ...] is a token rather than padding."""
         if self._is_token is None:
             index = x.graph.constant(np.arange(self._most, dtype=np.int32)[None, None], "index")
             self._is_token = take_as_many(index, 2, x, axis_of_other=1) < unsqueeze(self._counts, 1, 2)
@@ -80,7 +83,7 @@ class TokenChunk:
 
 
 def _levels(index: Array, sizes: list[int], x: Tensor) -> BlockLevels:
-    """Return the masks of blocks of these sizes."""
+    """Return the masks for these block sizes."""
     blocks = [index // size for size in sizes]
     is_same = [block[:, None] == block for block in blocks]
     same, none = index[:, None] == index, np.zeros((len(index), len(index)), dtype=bool)
@@ -92,7 +95,7 @@ def _levels(index: Array, sizes: list[int], x: Tensor) -> BlockLevels:
 
 
 def _pairs(block: Array) -> Array:
-    """Return where the rows' block is the second of a pair and the columns' block the first."""
+    """Return where the row's block is the second of a pair and the column's block the first."""
     pairs: Array = (block[:, None] == block + 1) & (block[:, None] % 2 == 1)
     return pairs
 
@@ -105,10 +108,11 @@ def _sliced(name: str, mask: Array, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Decays:
-    """How much is left of what was added before, in fp32.
+    """Remaining shares of earlier additions after decay, in fp32.
 
-    between: of each token (column) at each one from it on (row) [B, H, S, S]. to_end: of each token after the last one
-    [B, H, S, 1]. of_state: of the state at each token [B, H, S, 1]. whole: of the state after the last [B, H, 1, 1].
+    between: of each token (column) at each later token or itself (row) [B, H, S, S]. to_end: of each token after the
+    last one [B, H, S, 1]. of_state: of the state at each token [B, H, S, 1]. whole: of the state after the last [B, H,
+    1, 1].
     """
 
     between: Tensor
@@ -117,18 +121,18 @@ class Decays:
     whole: Tensor
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return the products of each row with each column up to its own, as far as that is left [B, H, S, S]."""
+        """Return the products of each row with each column up to its own, times the remaining share [B, H, S, S]."""
         return matmul(q, k, transpose_b=True) * self.between
 
 
 @dataclass(frozen=True, eq=False)
 class ChannelDecays:
-    """`Decays` of channels that each have their own.
+    """`Decays` with separate decays per channel.
 
-    What is left between two tokens is a row's factor times a column's, each at most 1, in the level that joins the two
-    tokens' blocks: measured from one beginning for all tokens, one of the two would be the reciprocal of what is left.
-    rows, columns: [B, H, L, S, D]. levels: [1, 1, L, S, S], which pairs each level joins. to_end, of_state:
-    [B, H, S, D]. whole: [B, H, D, 1].
+    The remaining share between two tokens is a row's factor times a column's, each at most 1, in the level that joins
+    the two tokens' blocks: with one origin for all tokens, one of the factors would be a reciprocal of a share. rows,
+    columns: [B, H, L, S, D]. levels: [1, 1, L, S, S], the pairs of each level. to_end, of_state: [B, H, S, D]. whole:
+    [B, H, D, 1].
     """
 
     rows: Tensor
@@ -139,15 +143,15 @@ class ChannelDecays:
     whole: Tensor
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return the products of each row with each column up to its own, as far as that is left [B, H, S, S]."""
+        """Return the products of each row with each column up to its own, times the remaining share [B, H, S, S]."""
         q, k = unsqueeze(q, 2) * self.rows, unsqueeze(k, 2) * self.columns
         return sum_over(matmul(q, k, transpose_b=True) * self.levels, 2)
 
 
 def decays(g: Tensor, masks: Masks) -> Decays:
-    """Return how much each token's decay, the exponential of g [B, H, S, 1], leaves.
+    """Return the remaining shares for each token's decay, the exponential of g [B, H, S, 1].
 
-    Logarithms are summed over the tokens between two: differences of sums from the beginning are not exact.
+    Logarithms are summed over the tokens between two tokens: differences of prefix sums are not exact.
     """
     later = g * (masks.up_to - masks.identity)  # rows: tokens after the columns' own
     between = exponential(matmul(masks.up_to, later)) * masks.up_to
@@ -156,7 +160,7 @@ def decays(g: Tensor, masks: Masks) -> Decays:
 
 
 def channel_decays(g: Tensor, masks: Masks) -> ChannelDecays:
-    """Return how much each token's decays, the exponentials of g [B, H, S, D], leave."""
+    """Return the remaining shares for each token's decays by channel, the exponentials of g [B, H, S, D]."""
     assert masks.levels is not None
     levels, by_level = masks.levels, unsqueeze(g, 2)
     after = masks.up_to - masks.identity  # columns: tokens before the rows' own
@@ -171,9 +175,9 @@ def channel_decays(g: Tensor, masks: Masks) -> ChannelDecays:
 
 
 def decayed_sums(qkv: QKV, left: Decays | ChannelDecays, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what each token reads [B, H, S, E] and the state after the last one [B, H, D, E].
+    """Return each token's output [B, H, S, E] and the state after the last one [B, H, D, E].
 
-    Each token turns the state M to `M exp(g) + k v^T` and reads `M^T q`. qkv: [B, H, S, D], the same, [B, H, S, E].
+    Each token updates the state M to `M exp(g) + k v^T` and outputs `M^T q`. qkv: [B, H, S, D], the same, [B, H, S, E].
     Source: https://arxiv.org/abs/2405.21060, section 6.
     """
     q, k, v = qkv
@@ -182,12 +186,12 @@ def decayed_sums(qkv: QKV, left: Decays | ChannelDecays, state: Tensor) -> tuple
 
 
 def gated_delta_rule(qkv: QKV, g: Tensor, beta: Tensor, state: Tensor, masks: Masks) -> tuple[Tensor, Tensor]:
-    """Return what each token reads [B, H, S, E] and the state after the last one, all in fp32.
+    """Return each token's output [B, H, S, E] and the state after the last one, all in fp32.
 
-    Each token t turns the state M to `M exp(g) + k (beta (v - (M exp(g))^T k))^T` and reads `M^T q`.
-    qkv: queries and keys [B, H, S, D], scaled and of length 1, and values [B, H, S, E]. g: the logarithm of the
-    decay [B, H, S, 1], or of each channel's [B, H, S, D]. beta: [B, H, S, 1]; both are 0 for padding, which so
-    leaves the state as it is. state: [B, H, D, E]. masks: with levels if channels have their own decays.
+    Each token t updates the state M to `M exp(g) + k (beta (v - (M exp(g))^T k))^T` and outputs `M^T q`. qkv: queries
+    and keys [B, H, S, D], scaled and of length 1, and values [B, H, S, E]. g: the logarithm of the decay [B, H, S, 1],
+    or of each channel's [B, H, S, D]. beta: [B, H, S, 1]; both are 0 for padding, which therefore leaves the state
+    unchanged. state: [B, H, D, E]. masks: with levels if channels have their own decays.
     Source: https://arxiv.org/abs/2412.06464, section 3.3.
     """
     q, k, v = qkv
@@ -213,8 +217,8 @@ def unit_lower_inverse(lower: Tensor, masks: Masks) -> Tensor:
 def causal_convolution(x: Tensor, past: Tensor, taps: Sequence[Tensor], bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """Sum each channel's last tokens times its taps, in fp32: x [B, S, C], past [B, L - 1, C] -> [B, S, C].
 
-    past: the tokens before x. taps: L of [1, 1, C], for the oldest token first. bias: [1, 1, C].
-    Return also all tokens [B, L - 1 + S, C].
+    past: the tokens before x. taps: L of [1, 1, C], for the oldest token first. bias: [1, 1, C]. Also returns all
+    tokens [B, L - 1 + S, C].
     """
     tokens = concat([past, x], axis=1)
     parts = (
@@ -227,9 +231,9 @@ def causal_convolution(x: Tensor, past: Tensor, taps: Sequence[Tensor], bias: Te
 
 
 def last_tokens(tokens: Tensor, counts: Tensor, size: int) -> Tensor:
-    """Return the `size` tokens up to each row's own last one: tokens [B, size + S, C] -> [B, size, C].
+    """Return the `size` tokens up to each row's last one: tokens [B, size + S, C] -> [B, size, C].
 
-    counts: [B], how many of the last S are tokens; with none, the first `size` tokens of the row stay.
+    counts: [B], how many of the last S are tokens; if none, the first `size` tokens of the row are returned.
     """
     offsets = tokens.graph.constant(np.arange(size, dtype=np.int32)[None], "offsets")
     return token_at(tokens, unsqueeze(counts, 1) + offsets)

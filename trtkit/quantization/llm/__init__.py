@@ -1,1 +1,1 @@
-"""Language models: transformers' modules become ModelOpt's checkpoint. `job.py` leads through the folder."""
+"""Quantization of language models: from transformers' modules to ModelOpt checkpoints. Start reading at `job.py`."""

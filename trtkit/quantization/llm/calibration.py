@@ -1,4 +1,4 @@
-"""Run text through a model of transformers: what ranges its layers' inputs and its caches have."""
+"""Calibration: run text through a transformers model to measure the ranges of its layers' inputs and caches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def read_text(calibration: Calibration) -> str:
-    """Return the calibration text. Raises QuantizeError where none is named or it cannot be read."""
+    """Return the calibration text. Raises QuantizeError if none is named or it cannot be read."""
     if calibration.data is None:
         fix = "give text like what the model will read: `--calib FILE`, or `quantize.calibration.data`"
         raise QuantizeError("this method needs calibration text", "quantize.calibration", fix)
@@ -39,9 +39,9 @@ def read_text(calibration: Calibration) -> str:
 
 
 def windows(ids: Sequence[int], calibration: Calibration, section: str = "quantize.calibration") -> list[list[int]]:
-    """Return windows of `length` tokens, `samples` at most, spread over the text.
+    """Return windows of `length` tokens, at most `samples` of them, spread over the text.
 
-    section: of the config, which has the calibration. Raises QuantizeError for a text that is too short for a window.
+    section: the config section with the calibration. Raises QuantizeError for a text shorter than one window.
     """
     length, count = calibration.length, len(ids) // calibration.length
     if not count:
@@ -53,7 +53,7 @@ def windows(ids: Sequence[int], calibration: Calibration, section: str = "quanti
 
 @dataclass
 class LayerStatistics:
-    """What went into a layer and came out.
+    """Statistics of a layer's inputs and outputs.
 
     peaks, squares: largest magnitude and mean square of each input channel, [in]. inverse_outputs: mean over tokens of
     1 / |output|^2.
@@ -65,7 +65,7 @@ class LayerStatistics:
     tokens: int
 
     def joined(self, other: LayerStatistics) -> LayerStatistics:
-        """Return the statistics of both's tokens."""
+        """Return the combined statistics of both."""
         tokens = self.tokens + other.tokens
         ours, its = self.tokens / tokens, other.tokens / tokens
         return LayerStatistics(
@@ -78,19 +78,19 @@ class LayerStatistics:
 
 @dataclass
 class CalibrationStatistics:
-    """What calibration measured. layers: by name; caches: largest magnitude by the layer's number and the cache."""
+    """Results of calibration. layers: by name. caches: largest magnitude by layer number and cache."""
 
     layers: dict[str, LayerStatistics] = field(default_factory=dict)
     caches: dict[int, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
 
     def note_cached(self, layer: int, cache: str, numbers: torch.Tensor) -> None:
-        """Note what a cache holds."""
+        """Update the largest magnitude of a cache."""
         peaks = self.caches[layer]
         peaks[cache] = max(peaks.get(cache, 0.0), float(numbers.abs().max()))
 
 
 def run(model: Any, texts: Iterable[Sequence[int]], report: Callable[[int], None]) -> None:
-    """Run windows through the model, one by one; tell how many are done."""
+    """Run windows through the model one by one and report progress."""
     with torch.inference_mode():
         for index, ids in enumerate(texts):
             model(torch.tensor([list(ids)]), use_cache=False)
@@ -104,9 +104,9 @@ def measure(
     texts: Sequence[Sequence[int]],
     report: Callable[[int], None],
 ) -> CalibrationStatistics:
-    """Return the statistics of layers and the peaks of the `cached` ones' caches over the windows.
+    """Return the statistics of `layers`, and the peaks of the caches of `cached`, over the windows.
 
-    Raises QuantizeError where inputs are not finite or all zero.
+    Raises QuantizeError if inputs are not finite or all zero.
     """
     measured = CalibrationStatistics()
     modules = dict(model.named_modules())
@@ -125,7 +125,7 @@ def measure(
 
 
 def check_inputs(name: str, squares: torch.Tensor) -> None:
-    """Raise QuantizeError where a layer's inputs are all zero or not finite. squares: of its channels, summed."""
+    """Raise QuantizeError if a layer's inputs are all zero or not finite. squares: sum of squares per channel."""
     if not torch.isfinite(squares).all() or squares.max() == 0:
         what = "inputs are all zero" if squares.max() == 0 else "inputs are NaN or infinite"
         raise QuantizeError(f"{what} on the calibration text", name, "exclude the layer, or use other text")
@@ -144,9 +144,9 @@ def _hook(measured: CalibrationStatistics, layer: LinearLayer) -> Any:
 
 @contextmanager
 def _noted_caches(measured: CalibrationStatistics, cached: Mapping[int, CachedLayer]) -> Iterator[None]:
-    """Note all that transformers caches meanwhile: what a cache holds in the end may be a window's tokens only.
+    """Record all that transformers writes to its caches, since these may end up with a sliding window's tokens only.
 
-    Its layers may have other numbers, but they come in the same order.
+    Its layers may be numbered differently, but are in the same order.
     """
     update, numbers = Cache.update, list(cached)
     indices: dict[int, int] = {}

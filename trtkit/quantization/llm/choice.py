@@ -1,4 +1,4 @@
-"""Which layers of an LLM are quantized, and how."""
+"""The choice of layers to quantize in an LLM, and their methods."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec
     from trtkit.quantization_methods import Method
 
-# Not `kv_b` of latent attention, which is multiplied with from both sides.
+# Without `kv_b` of latent attention, by which queries and outputs are multiplied too.
 _LINEAR = re.compile(r"\.(q|k|v|o|qkv|q_a|q_b|kv_a|gate|up|gate_up|down|in|out|qkvz|z)$")
 _SHARING = re.compile(r"\.(?:(q|k|v|q_a|kv_a|z)|gate|up)$")
 _EXPERT = re.compile(r"\.experts\.\d+\.")
@@ -30,7 +30,7 @@ _HEAD = "lm_head"
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """A linear layer. name: its path here; module: its name in transformers; size: columns of its matrix."""
+    """A linear layer. name: its path here. module: its name in transformers. size: columns of its matrix."""
 
     name: str
     module: str
@@ -40,9 +40,9 @@ class LinearLayer:
 
 @dataclass(frozen=True)
 class CachedLayer:
-    """A layer whose caches get 8 bits. module: its attention in transformers. caches: their names.
+    """A layer with 8-bit caches. module: its attention in transformers. caches: their names.
 
-    latent_rank: elements of its latent vectors without those that turn; 0 if it caches keys and values.
+    latent_rank: size of its latent vectors without the rotary part; 0 if it caches keys and values.
     """
 
     module: str
@@ -52,9 +52,9 @@ class CachedLayer:
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """A method for each quantized layer. block: columns that share a scale in int4. pruned: layers, before that.
+    """The method of each quantized layer. block: columns that share a scale in int4. pruned: layers to prune first.
 
-    caches: the layers whose caches get 8 bits, by number.
+    caches: the layers with 8-bit caches, by number.
     """
 
     methods: dict[LinearLayer, str]
@@ -66,14 +66,14 @@ class MethodChoice:
         return METHODS[self.methods[layer]]
 
     def without(self, names: Sequence[str], fallback: str | None = None) -> MethodChoice:
-        """Return the choice without some layers, or with another method for them."""
+        """Return the choice with some layers unquantized, or quantized with a fallback."""
         others = {layer: method for layer, method in self.methods.items() if layer.name not in names}
         left = {} if fallback is None else {layer: fallback for layer in self.methods if layer.name in names}
         return replace(self, methods=others | left)
 
     @property
     def rounded_here(self) -> list[LinearLayer]:
-        """The layers whose weights trtkit rounds itself; ModelOpt quantizes the others."""
+        """Layers whose weights trtkit rounds itself; ModelOpt quantizes the others."""
         return [layer for layer in self.methods if not self.of(layer).is_modelopts]
 
     @property
@@ -87,7 +87,7 @@ class MethodChoice:
 
 
 def linear_layers(spec: DecoderSpec) -> list[LinearLayer]:
-    """Return a model's linear layers; the output projection only where it has a matrix of its own."""
+    """Return a model's linear layers; the LM head only if it has its own matrix."""
     layers = []
     for weight in model_weights(spec):
         name = weight.path.removesuffix(".weight")
@@ -98,7 +98,7 @@ def linear_layers(spec: DecoderSpec) -> list[LinearLayer]:
 
 
 def cached_layers(spec: DecoderSpec) -> dict[int, CachedLayer]:
-    """Return the layers that have caches of their own, by number."""
+    """Return the layers that have their own caches, by number."""
     names = {weight.path: weight.name for weight in model_weights(spec)}
     layers = {}
     for index, layer in spec.numbered_layers:
@@ -110,20 +110,21 @@ def cached_layers(spec: DecoderSpec) -> dict[int, CachedLayer]:
 
 
 def pruned_layers(spec: DecoderSpec, exclude: Sequence[str]) -> list[LinearLayer]:
-    """Return the layers that `sparsity` is of: all linear ones but the head, and those that `exclude` has globs of."""
+    """Return the layers that `sparsity` prunes: all linear layers except the head and those that match `exclude`."""
     layers = [layer for layer in linear_layers(spec) if layer.name != _HEAD]
     return [layer for layer in layers if not any(fnmatch.fnmatchcase(layer.name, glob) for glob in exclude)]
 
 
 def inputs_of(name: str) -> str:
-    """Return what a layer reads: the same text for layers that share their inputs, or as experts do, their scale."""
+    """Return a key for a layer's inputs, equal for layers that share inputs, or, as experts do, their scale."""
     return _SHARING.sub(lambda match: ".qkv" if match[1] else ".gate_up", _EXPERT.sub(".experts.", name))
 
 
 def choose(spec: DecoderSpec, options: QuantizeOptions) -> MethodChoice:
-    """Return how each layer is to be quantized.
+    """Return the method of each layer.
 
-    Raises ConfigError for globs that match nothing, methods that are not for LLMs, and blocks that do not divide.
+    Raises ConfigError for globs that match nothing, methods that do not apply to LLMs, and block sizes that do not
+    divide.
     """
     problems = list(_problems(spec, options))
     if problems:
@@ -151,12 +152,12 @@ def choose(spec: DecoderSpec, options: QuantizeOptions) -> MethodChoice:
 
 
 def is_streamed(spec: DecoderSpec, choice: MethodChoice, options: QuantizeOptions) -> bool:
-    """Whether weights are rounded one by one as they are read: those of a mixture, if nothing else is quantized."""
+    """Whether weights are rounded one by one as they are read: a mixture of experts with weight-only quantization."""
     return has_experts(spec) and choice.is_weights_only and options.kv_cache is None
 
 
 def _check_sharing(layers: Sequence[LinearLayer], methods: Mapping[LinearLayer, str]) -> None:
-    """Refuse layers that share inputs in several of ModelOpt's formats, which it makes one. Raises ConfigError."""
+    """Refuse layers that share inputs but have different ModelOpt formats, which it would merge. Raises ConfigError."""
     groups: dict[str, list[LinearLayer]] = {}
     for layer in layers:
         groups.setdefault(inputs_of(layer.name), []).append(layer)
@@ -172,7 +173,7 @@ def _check_sharing(layers: Sequence[LinearLayer], methods: Mapping[LinearLayer, 
 
 
 def _check_fixed_blocks(methods: Mapping[LinearLayer, str]) -> None:
-    """Refuse layers whose columns the blocks of a method that has no choice do not divide. Raises ConfigError."""
+    """Refuse layers whose columns a method's fixed block size does not divide. Raises ConfigError."""
     blocks = {layer: FORMATS[METHODS[method].format].block or 1 for layer, method in methods.items()}
     odd = [layer for layer, block in blocks.items() if layer.size % block]
     if odd:
@@ -182,7 +183,7 @@ def _check_fixed_blocks(methods: Mapping[LinearLayer, str]) -> None:
 
 
 def _method(layer: LinearLayer, options: QuantizeOptions) -> str:
-    """Return a layer's method, `none` if it stays."""
+    """Return a layer's method; `none` if it stays unquantized."""
     if any(fnmatch.fnmatchcase(layer.name, glob) for glob in options.exclude):
         return NONE
     matching = [method for glob, method in options.layers.items() if fnmatch.fnmatchcase(layer.name, glob)]
@@ -216,7 +217,7 @@ def has_experts(spec: DecoderSpec) -> bool:
 
 
 def _problems_of_mixtures(chosen: Mapping[str, str]) -> list[Problem]:
-    """Return what a mixture of experts cannot have. chosen: methods by key."""
+    """Return problems of methods that do not apply to mixtures of experts. chosen: methods by config key."""
     allowed = methods_for("experts")
     wrong = {key: name for key, name in chosen.items() if name in METHODS and name not in allowed}
     fix = f"use one of {', '.join(allowed)}, or quantize it elsewhere"

@@ -1,4 +1,4 @@
-"""Write a quantized model as ModelOpt's Hugging Face checkpoint, with what its export leaves out."""
+"""Write a quantized model as a ModelOpt Hugging Face checkpoint, including what ModelOpt's export leaves out."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 _INDEX = "model.safetensors.index.json"
 WEIGHTS_ONLY: dict[Format, str] = {"int8": "W8A16", "int4": "W4A16_AWQ"}
-"""ModelOpt's `quant_algo` of checkpoints that trtkit writes itself: weights alone, by their format."""
+"""ModelOpt's `quant_algo` of weight-only checkpoints that trtkit writes itself, by format."""
 
 
-# ModelOpt names those of keys and values.
+# ModelOpt's names for the scales of keys and values.
 _SCALES = {"key": "k_proj.k_scale", "value": "v_proj.v_scale", "latent": "latent_scale"}
 
 
 @dataclass(frozen=True)
 class Extra:
-    """What is not ModelOpt's to write. input_scales, matrices: by module; matrices are of int4.
+    """What ModelOpt does not write. input_scales, matrices: by module; matrices are int4.
 
-    attentions: modules of the layers that `kv_cache` has scales of, by number.
-    fields: of config.json, instead of what represents them in transformers' model.
+    attentions: modules of the layers with `kv_cache` scales, by number.
+    fields: of config.json, to replace those of transformers' model.
     """
 
     kv_cache: KvQuantization | None = None
@@ -50,7 +50,7 @@ class Extra:
     fields: Json = field(default_factory=dict)
 
     def scales(self) -> dict[str, torch.Tensor]:
-        """Return the scales by the names that ModelOpt's checkpoints give them."""
+        """Return the scales by their names in ModelOpt checkpoints."""
         values = {f"{module}.input_scale": scale for module, scale in self.input_scales.items()}
         if self.kv_cache is not None:
             for index, scales in self.kv_cache.scales.items():
@@ -58,7 +58,7 @@ class Extra:
         return {name: torch.tensor(scale, dtype=torch.float32) for name, scale in values.items()}
 
     def int4(self) -> dict[str, torch.Tensor]:
-        """Return int4 layers' tensors: codes packed by pairs of rows, as ModelOpt does; `weight_offset` is trtkit's."""
+        """Return int4 tensors with codes packed by pairs of rows as in ModelOpt; `weight_offset` is trtkit's own."""
         tensors: dict[str, Any] = {}
         for module, matrix in self.matrices.items():
             tensors[f"{module}.weight"] = paired_rows(matrix.codes)
@@ -71,7 +71,7 @@ class Extra:
 
 
 def export(model: Any, folder: Path, dtype: DType, extra: Extra) -> None:
-    """Write config.json and weights into `folder`; what is not quantized in `dtype`."""
+    """Write config.json and weights into `folder`; unquantized weights in `dtype`."""
     from modelopt.torch.export import export_hf_checkpoint
     from modelopt.torch.opt import ModeloptStateManager
 
@@ -87,7 +87,7 @@ def export(model: Any, folder: Path, dtype: DType, extra: Extra) -> None:
 
 
 def rename(folder: Path, modules: Mapping[str, str]) -> None:
-    """Give the tensors of some modules of a checkpoint other names. modules: new names by those in its files."""
+    """Rename the tensors of some modules of a checkpoint. modules: new names by those in its files."""
     from safetensors.torch import load_file, save_file
 
     def new(name: str) -> str:
@@ -105,7 +105,7 @@ def rename(folder: Path, modules: Mapping[str, str]) -> None:
 
 
 def check_quantized(folder: Path, modules: Sequence[str]) -> None:
-    """Raise QuantizeError where a checkpoint holds one of these layers unquantized."""
+    """Raise QuantizeError if a checkpoint holds any of these layers unquantized."""
     model_type = str(json_object(folder / "config.json").get("model_type", ""))
     names = {memory_name(name, model_type) for name in _names(sorted(folder.glob("model*.safetensors")))}
     left = [module for module in modules if f"{module}.weight_scale" not in names]
@@ -115,7 +115,7 @@ def check_quantized(folder: Path, modules: Sequence[str]) -> None:
 
 
 def _replace(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Replace tensors of a checkpoint by those of the same name; new ones go into its first file."""
+    """Replace tensors of a checkpoint by name; new ones are added to its first file."""
     from safetensors.torch import load_file, save_file
 
     files = sorted(folder.glob("model*.safetensors"))
@@ -131,7 +131,7 @@ def _replace(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _index(folder: Path, file_names: dict[str, str]) -> None:
-    """Say in a checkpoint's index, if it has one, which file holds which tensor."""
+    """Update a checkpoint's index, if it has one, with the file of each tensor."""
     index = folder / _INDEX
     if index.is_file():
         fields: Json = json.loads(index.read_text(encoding="utf-8"))
@@ -151,7 +151,7 @@ def _names(files: Sequence[Path]) -> set[str]:
 
 
 def _note(folder: Path, extra: Extra) -> None:
-    """Say in both of ModelOpt's places how the checkpoint is quantized, where ModelOpt did not."""
+    """Record the quantization in config.json and hf_quant_config.json where ModelOpt did not."""
     config, beside = folder / "config.json", folder / "hf_quant_config.json"
     fields: Json = json.loads(config.read_text(encoding="utf-8"))
     if extra.fields:

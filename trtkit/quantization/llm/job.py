@@ -1,4 +1,4 @@
-"""The job that quantizes an LLM: ModelOpt on transformers' model, int4 by trtkit, written as ModelOpt's checkpoints."""
+"""The job that quantizes an LLM: with ModelOpt on transformers' model, int4 by trtkit; writes a ModelOpt checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def quantize_llm(request: QuantizeRequest, context: JobContext) -> QuantizedLlm:
-    """Quantize the LLM of `config` as its `quantize` section asks, into `folder`: a checkpoint with its tokenizer.
+    """Quantize the LLM of `config` by its `quantize` section into `folder`: a checkpoint with its tokenizer.
 
     Raises ConfigError, QuantizeError, SourceError.
     """
@@ -38,7 +38,7 @@ def quantize_llm(request: QuantizeRequest, context: JobContext) -> QuantizedLlm:
     assert options is not None
     context.report(Phase("read source"))
     opened = open_language_model(config.source)
-    if opened.quantized_by not in ("", mxfp4.METHOD):  # exact in 16 bits, so that rounding it again is all that is lost
+    if opened.quantized_by not in ("", mxfp4.METHOD):  # exact in 16 bits: only the new rounding loses any
         what = f"the checkpoint is already quantized by {opened.quantized_by}"
         raise QuantizeError(what, opened.where, "remove `quantize`, or use the original, unquantized model")
     spec = stored_spec(opened.config, opened.where, opened.checkpoint)
@@ -75,7 +75,7 @@ def _scored(scores: Scores) -> str:
 
 
 def _texts(options: QuantizeOptions, opened: DecoderSource, *, is_needed: bool) -> list[list[int]]:
-    """Return windows of the calibration text as tokens; none if nothing is to be measured."""
+    """Return windows of the calibration text as tokens; none if nothing is measured."""
     if not is_needed and options.kv_cache is None:
         return []
     text = calibration.read_text(options.calibration)

@@ -1,6 +1,6 @@
-"""Quantize mixtures of experts: weights alone, rounded to nearest as they are read, by their names in the checkpoint.
+"""Weight-only quantization of mixtures of experts: rounded to nearest as they are read, under their checkpoint names.
 
-So a mixture never has to fit into memory, and families whose experts ModelOpt does not know can be quantized too.
+A mixture therefore never has to fit into memory, and families whose experts ModelOpt does not support work too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHARD_BYTES = 4 << 30
 
 
 def write_mixture(opened: DecoderSource, choice: MethodChoice, config: ModelConfig, folder: Path, steps: Steps) -> None:
-    """Write a checkpoint in ModelOpt's form: chosen layers in low precision, all else in the config's precision."""
+    """Write a ModelOpt checkpoint: chosen layers in low precision, the rest in the config's precision."""
     assert config.quantize is not None
     options = config.quantize.model_copy(update={"block": choice.block or None})
     methods = {f"{layer.module}.weight": method for layer, method in choice.methods.items()}
@@ -57,7 +57,7 @@ def write_mixture(opened: DecoderSource, choice: MethodChoice, config: ModelConf
 
 
 def _plain(name: str, array: Any, dtype: DType) -> Tensors:
-    """Return a tensor as it is, floats in the type of the rest."""
+    """Return an unquantized tensor, floats cast to `dtype`."""
     import torch
 
     wide = np.array(array)
@@ -67,7 +67,7 @@ def _plain(name: str, array: Any, dtype: DType) -> Tensors:
 
 
 def _packed(name: str, matrix: QuantizedMatrix) -> Tensors:
-    """Return a layer's tensors as ModelOpt's checkpoints have them."""
+    """Return a layer's tensors in the form of ModelOpt checkpoints."""
     import torch
 
     module = name.removesuffix(".weight")
@@ -78,7 +78,7 @@ def _packed(name: str, matrix: QuantizedMatrix) -> Tensors:
 
 @dataclass
 class _Shards:
-    """safetensors files of a few GiB each, with their index where there are several."""
+    """safetensors files of a few GiB each, with an index if there are several."""
 
     folder: Path
     _held: Tensors = field(default_factory=dict)
@@ -86,7 +86,7 @@ class _Shards:
     _places: list[list[str]] = field(default_factory=list)
 
     def add(self, tensors: Tensors) -> None:
-        """Take tensors; write those before them where all together are too large."""
+        """Add tensors; first write the earlier ones if the file would become too large."""
         size = sum(tensor.nbytes for tensor in tensors.values())
         if self._held and self._sizes[-1] + size > _SHARD_BYTES:
             self._write()
@@ -95,7 +95,7 @@ class _Shards:
         self._sizes[-1] += size
 
     def finish(self) -> int:
-        """Write what is left, name the files and return their size."""
+        """Write the remaining tensors, name the files and return their total size."""
         self._write()
         count = len(self._places)
         names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
@@ -121,7 +121,7 @@ class _Shards:
 
 
 def _write_config(opened: DecoderSource, choice: MethodChoice, folder: Path) -> None:
-    """Write config.json and ModelOpt's file next to it."""
+    """Write config.json, and ModelOpt's hf_quant_config.json next to it."""
     names = {WEIGHTS_ONLY[choice.of(layer).format] for layer in choice.methods}
     section: Json = {"quant_algo": names.pop() if len(names) == 1 else "MIXED_PRECISION"}
     if choice.block:
@@ -137,9 +137,9 @@ _NAME = re.compile(r"layers\.(\d+)\.moe\.experts\.(\d+)\.(gate|up|down)$")
 
 @dataclass(frozen=True)
 class ExpertLayer:
-    """One linear layer of one expert. experts: the path of all of a layer's experts in transformers' model.
+    """One linear layer of one expert. experts: path of the layer's experts module in transformers' model.
 
-    part: the array that holds it, of which it is the `index`th; name: its name among the expert's in ModelOpt's files.
+    part: the array that holds it, as the `index`th entry. name: its name within the expert in ModelOpt's files.
     """
 
     experts: str
@@ -149,29 +149,29 @@ class ExpertLayer:
 
     @property
     def weight_quantizer(self) -> str:
-        """ModelOpt's name of the quantizer of its weights."""
+        """ModelOpt's name of its weight quantizer."""
         return f"{self.experts}.{self.part}_weight_quantizers.{self.index}"
 
     @property
     def input_quantizer(self) -> str:
-        """ModelOpt's name of the quantizer of its inputs, which is that of all experts."""
+        """ModelOpt's name of its input quantizer, which all experts share."""
         return f"{self.experts}.{self.part}_input_quantizer"
 
     @property
     def exported(self) -> str:
-        """What its tensors' names begin with in ModelOpt's files."""
+        """Prefix of its tensors' names in ModelOpt's files."""
         return f"{self.experts}.{self.index}.{self.name}"
 
 
 def is_experts(layer: LinearLayer) -> bool:
-    """Whether a linear layer is an expert's of a mixture."""
+    """Whether a linear layer belongs to an expert of a mixture."""
     return _NAME.search(layer.name) is not None
 
 
 def joined_expert_layers(model: torch.nn.Module, layers: Iterable[LinearLayer]) -> dict[LinearLayer, ExpertLayer]:
-    """Return where transformers' model holds each expert's linear layer; other layers are left out.
+    """Return where transformers' model holds the linear layer of each expert; other layers are omitted.
 
-    Raises QuantizeError for models that hold experts in a form that ModelOpt does not quantize one by one.
+    Raises QuantizeError for models whose form of experts ModelOpt does not quantize one by one.
     """
     chosen = [(layer, match) for layer in layers if (match := _NAME.search(layer.name))]
     joined = joined_experts(model) if chosen else {}

@@ -1,4 +1,4 @@
-"""Let ModelOpt quantize a model of transformers in place: SmoothQuant, FP8 and the weights' scales."""
+"""Quantize a transformers model in place with ModelOpt: SmoothQuant, FP8 and the scales of weights."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 
 
 SMOOTHING = 0.8
-"""SmoothQuant's alpha, where none is asked for: how much of the inputs' range goes over to the weights."""
+"""Default of SmoothQuant's alpha: how much of the inputs' range is moved to the weights."""
 
 TOLERATED = 0.0025
-"""Mean squared relative error of outputs, from rounding inputs, up to which a layer's inputs are rounded."""
+"""Limit on the mean squared relative error of outputs for which a layer's inputs are rounded."""
 
 
 def kept_in_16_bits(
     weights: dict[LinearLayer, torch.Tensor], measured: CalibrationStatistics, alpha: float
 ) -> set[LinearLayer]:
-    """Return the layers whose inputs no int8 scale fits, with all that share these inputs. weights: [out, in] each."""
+    """Return the layers whose inputs no int8 scale fits, and all that share those inputs. weights: [out, in] each."""
     seen = {layer: measured.layers[layer.name] for layer in weights}
     kept = [seen[layer].squares for layer in weights if rounding_error(seen[layer], weights[layer], alpha) > TOLERATED]
     return {layer for layer in weights if any(torch.equal(seen[layer].squares, squares) for squares in kept)}
 
 
 def rounding_error(statistics: LayerStatistics, weight: torch.Tensor, alpha: float) -> float:
-    """Return what rounding a layer's smoothed inputs to int8 does to its outputs: the mean squared relative error.
+    """Return the mean squared relative error of a layer's outputs if its smoothed inputs are rounded to int8.
 
-    A channel's error is a step's, uniformly spread, or all of it where it is below a step. Tokens weigh alike, so that
-    outputs of outliers do not hide what is lost by the others. weight: [out, in].
+    A channel's error is uniform within a step, or the whole channel if it is smaller than a step. Tokens have equal
+    weight, so that large outputs of outliers do not hide the loss of others. weight: [out, in].
     """
     peaks, width = statistics.peaks.clamp(min=_TINY_RANGE), weight.abs().amax(0).clamp(min=_TINY_RANGE)
     scale = width ** (1 - alpha) / peaks**alpha
@@ -66,9 +66,9 @@ def quantize(
     measured: CalibrationStatistics | None,
     loop: Callable[[Any], None],
 ) -> dict[LinearLayer, ExpertLayer]:
-    """Quantize the chosen layers, those that read the same inputs alike as in ModelOpt's checkpoints.
+    """Quantize the chosen layers, with shared scales for layers that share inputs, as ModelOpt checkpoints require.
 
-    loop: runs calibration data through the model. Returns where the experts' layers are.
+    loop: runs calibration data through the model. Returns where experts' layers are.
     """
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export.unified_export_hf import requantize_resmooth_fused_llm_layers
@@ -101,7 +101,7 @@ def quantize(
 
 
 def input_scales(model: Any, choice: MethodChoice) -> dict[str, float]:
-    """Return input scales that ModelOpt's export leaves out, by module: of fp8 with a scale for each row."""
+    """Return the input scales that ModelOpt's export leaves out, by module: those of fp8 with a scale per row."""
     modules, largest = dict(model.named_modules()), FORMATS["fp8"].largest
     layers = _layers(choice, "least_error")
     return {layer.module: float(modules[layer.module].input_quantizer.amax) / largest for layer in layers}
@@ -112,12 +112,12 @@ def _layers(choice: MethodChoice, algorithm: Algorithm) -> list[LinearLayer]:
 
 
 def _weights(method: Method) -> Attributes:
-    """Return the attributes of ModelOpt's quantizer of weights."""
+    """Return the attributes of ModelOpt's weight quantizer."""
     return _attributes(method.format, 0 if method.scales == "row" else None)
 
 
 def _attributes(kind: Format, axis: int | None = None) -> Attributes:
-    """Return the attributes of one of ModelOpt's quantizers. axis: whose indices have a scale each."""
+    """Return the attributes of a ModelOpt quantizer. axis: the axis with a scale per index."""
     if block := FORMATS[kind].block:
         return {"num_bits": _NUMBERS[kind], "block_sizes": {-1: block, "type": "dynamic", "scale_bits": _SCALES[kind]}}
     return {"num_bits": _NUMBERS[kind], "axis": axis}
@@ -129,7 +129,7 @@ def _entry(name: str, attributes: Attributes) -> Attributes:
 
 @contextlib.contextmanager
 def _attention_left_alone() -> Iterator[None]:
-    """Keep ModelOpt from rewriting attention, which it does for caches' sake and not for all models can."""
+    """Keep ModelOpt from rewriting attention, which it does for the caches and cannot do for all models."""
     from modelopt.torch.quantization.plugins.custom import CUSTOM_MODEL_PLUGINS
     from modelopt.torch.quantization.plugins.huggingface import register_hf_attentions_on_the_fly
 
@@ -145,11 +145,11 @@ _TINY = 1e-12
 
 
 def least_error_scales(weight: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
-    """Return a scale for each row of a weight, [out, 1]: at least what its largest number needs, less than twice that.
+    """Return the scale of least error for each row of a weight, [out, 1].
 
-    A float's steps double from one power of two to the next, so a scale moves the rare large weights, which cost most,
-    nearer to a step or further from it. weight: [out, in]; squares: mean squares of the inputs that meet each column,
-    [in], by which errors weigh.
+    It is at least the smallest that fits the row's largest value, and less than twice that. The steps of a float type
+    double with each power of two, so a scale moves the rare large weights, which cost most, closer to a step or away
+    from it. weight: [out, in]. squares: mean squares of each column's inputs, [in], which weight the errors.
     """
     least = weight.abs().amax(1, keepdim=True).clamp(min=_TINY) / FORMATS["fp8"].largest
 

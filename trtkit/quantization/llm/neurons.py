@@ -1,4 +1,4 @@
-"""Run text through a model of transformers: how many blocks of neurons its tokens activate."""
+"""Run text through a transformers model to count the blocks of neurons that its tokens activate."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 
 class Activity:
-    """Counts, over all tokens, of one layer's blocks with a neuron that is not zero. most: of one token."""
+    """Counts of one layer's blocks with a nonzero neuron, over all tokens. most: of one token."""
 
     def __init__(self) -> None:
         self.most, self._active, self._tokens = 0, 0, 0
 
     @property
     def mean(self) -> float:
-        """Blocks that a token activates on average."""
+        """Mean number of active blocks per token."""
         return self._active / max(self._tokens, 1)
 
     def add(self, neurons: torch.Tensor, block: int) -> None:
-        """Count the blocks of activations [tokens, F]."""
+        """Count the active blocks of activations [tokens, F]."""
         padded = torch.nn.functional.pad(neurons != 0, (0, -neurons.shape[-1] % block))
         counts = padded.view(len(padded), -1, block).any(-1).sum(-1)
         self.most = max(self.most, int(counts.max()))
@@ -37,7 +37,10 @@ def measure(
     texts: Sequence[Sequence[int]],
     report: Callable[[int], None],
 ) -> dict[int, Activity]:
-    """Return the activity of layers over windows of tokens. modules: what reads each layer's neurons, by its name."""
+    """Return the activity of layers over windows of tokens.
+
+    modules: the layer of each module that reads neurons, by name.
+    """
     activities, hooks = {index: Activity() for index in modules.values()}, []
 
     def noted(index: int) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], None]:

@@ -1,4 +1,4 @@
-"""Quantize an LLM block by block: each is measured on what the quantized ones before it give."""
+"""Quantize an LLM block by block, each calibrated on the outputs of the quantized blocks before it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def quantize_int4(
     texts: Sequence[Sequence[int]],
     report: Callable[[int, int], None],
 ) -> dict[LinearLayer, QuantizedMatrix]:
-    """Return the matrices of a model's int4 layers; the model computes with them from here on.
+    """Quantize a model's int4 layers in place and return their matrices.
 
-    report: gets the number of blocks done, and of all.
+    report: receives the number of blocks done and the total.
     """
     layers = choice.rounded_here
     modules = dict(model.named_modules())
@@ -45,7 +45,7 @@ def quantize_int4(
             for state in states:
                 matrices |= _quantized(state, choice, rounding, modules)
             _advance(modules[name], calls, name)
-        else:  # the head stands outside of blocks
+        else:  # the head is outside the blocks
             matrices |= _rounded(inside, rounding, modules)
         report(index + 1, len(blocks))
     return matrices
@@ -53,7 +53,7 @@ def quantize_int4(
 
 @dataclass(eq=False)
 class _Inputs:
-    """Layers that read the same inputs, and these inputs' x^T x."""
+    """Layers that share inputs, and those inputs' x^T x."""
 
     layers: list[LinearLayer]
     moments: torch.Tensor
@@ -61,21 +61,21 @@ class _Inputs:
 
 @dataclass(eq=False)
 class _Call:
-    """A call of a block: its hidden state, and its other arguments."""
+    """A call of a block: its hidden states, and its other arguments."""
 
     hidden: torch.Tensor | None
     others: tuple[Any, ...] = ()
     named: dict[str, Any] = field(default_factory=dict)
 
     def run(self, block: torch.nn.Module) -> torch.Tensor:
-        """Return the block's hidden state."""
+        """Return the block's output hidden states."""
         result = block(self.hidden, *self.others, **self.named)
         state: torch.Tensor = result[0] if isinstance(result, tuple) else result
         return state
 
 
 def _by_block(layers: Sequence[LinearLayer]) -> dict[str, list[LinearLayer]]:
-    """Group layers by the block that they are in, `` for none."""
+    """Group layers by block; the key is empty for layers outside the blocks."""
     blocks: dict[str, list[LinearLayer]] = {}
     for layer in layers:
         match = _BLOCK.match(layer.module)
@@ -84,7 +84,7 @@ def _by_block(layers: Sequence[LinearLayer]) -> dict[str, list[LinearLayer]]:
 
 
 def _first_calls(model: Any, names: Sequence[str], texts: Sequence[Sequence[int]]) -> dict[str, list[_Call]]:
-    """Run all windows once; return how each block is called, with the hidden states of the first."""
+    """Run all windows once; return the calls of each block, with hidden states for the first block only."""
     modules = dict(model.named_modules())
     calls: dict[str, list[_Call]] = {name: [] for name in names}
 
@@ -106,7 +106,7 @@ def _first_calls(model: Any, names: Sequence[str], texts: Sequence[Sequence[int]
 def _states(
     block: torch.nn.Module, layers: Sequence[LinearLayer], modules: dict[str, Any], calls: Sequence[_Call]
 ) -> list[_Inputs]:
-    """Run a block over all windows; return the moments of its layers' inputs, one for those that share them."""
+    """Run a block over all windows; return the moments of its layers' inputs, grouped by shared inputs."""
     moments: dict[str, torch.Tensor] = {}
 
     def note(layer: LinearLayer) -> Callable[..., None]:
@@ -137,7 +137,7 @@ def _states(
 def _rounded(
     layers: Sequence[LinearLayer], rounding: Rounding, modules: dict[str, Any]
 ) -> dict[LinearLayer, QuantizedMatrix]:
-    """Round layers to nearest, whatever their inputs are."""
+    """Round layers to nearest, without calibration."""
     return {
         layer: _put(module, nearest(_weight(module), rounding))
         for layer in layers
@@ -148,7 +148,7 @@ def _rounded(
 def _quantized(
     state: _Inputs, choice: MethodChoice, rounding: Rounding, modules: dict[str, Any]
 ) -> dict[LinearLayer, QuantizedMatrix]:
-    """Quantize layers that share their inputs, those of one algorithm together."""
+    """Quantize layers that share inputs, together if they use the same algorithm."""
     groups: dict[Algorithm, list[LinearLayer]] = {}
     for layer in state.layers:
         groups.setdefault(choice.of(layer).algorithm, []).append(layer)
@@ -161,7 +161,7 @@ def _quantized(
 
 
 def _advance(block: torch.nn.Module, calls: dict[str, list[_Call]], name: str) -> None:
-    """Give the next block what this one, quantized, computes."""
+    """Pass the outputs of a quantized block to the next block's calls."""
     names = list(calls)
     following = names[names.index(name) + 1 :][:1]
     with torch.inference_mode():
@@ -178,6 +178,6 @@ def _weight(module: torch.nn.Module) -> torch.Tensor:
 
 
 def _put(module: torch.nn.Module, matrix: QuantizedMatrix) -> QuantizedMatrix:
-    """Let a layer compute with a quantized matrix; return it."""
+    """Replace a layer's weight by that of a quantized matrix; return the matrix."""
     module.weight.data = torch.from_numpy(matrix.weights())
     return matrix

@@ -1,4 +1,4 @@
-"""Two of each four neighbours in a row of a matrix set to zero (2:4), by ModelOpt's SparseGPT.
+"""2:4 sparsity: set two of every four adjacent weights in a row to zero, with ModelOpt's SparseGPT.
 
 Source: https://arxiv.org/abs/2301.00774.
 """
@@ -29,9 +29,9 @@ GROUP, KEPT = 4, 2
 def prune(
     model: torch.nn.Module, layers: Sequence[LinearLayer], texts: Sequence[Sequence[int]], report: Callable[[int], None]
 ) -> None:
-    """Prune layers of a model of transformers where it stands; what is kept makes up for what is not, on `texts`.
+    """Prune layers of a transformers model in place; the remaining weights are adjusted on `texts` to compensate.
 
-    Raises QuantizeError for layers that ModelOpt leaves as they are, which it does with odd sizes.
+    Raises QuantizeError for layers that ModelOpt skips, as it does for odd sizes.
     """
     import modelopt.torch.sparsity as mts
 
@@ -47,7 +47,7 @@ def prune(
 
 
 def is_pruned(matrix: Array) -> bool:
-    """Whether at most two of each four neighbours in the rows of a matrix [out, in] are not zero."""
+    """Whether at most two of every four adjacent values in the rows of a matrix [out, in] are nonzero."""
     rows, size = matrix.shape
     whole = matrix[:, : size - size % GROUP].reshape(rows, -1, GROUP)
     rest = np.count_nonzero(matrix[:, size - size % GROUP :], axis=1)

@@ -1,4 +1,4 @@
-"""A language model of transformers, quantized in memory: measured, given quantizers and rounded weights, written."""
+"""A transformers language model quantized in memory: calibrate it, insert quantizers, round weights, write it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedTorchModel:
-    """A model of transformers with ModelOpt's quantizers in it. measured: what calibration found, if anything.
+    """A transformers model with ModelOpt's quantizers. measured: results of calibration, if it ran.
 
-    matrices: of the layers that trtkit rounded itself, with which the model computes; originals: their weights before.
-    experts: where the model holds layers of experts.
+    matrices: of layers that trtkit rounded itself, already in the model.
+    originals: weights of these layers before.
+    experts: where the model holds experts' layers.
     """
 
     model: Any
@@ -70,7 +71,7 @@ class QuantizedTorchModel:
 def quantize_torch_model(
     opened: DecoderSource, options: QuantizeOptions, choice: MethodChoice, *, texts: list[list[int]], steps: Steps
 ) -> QuantizedTorchModel:
-    """Return the model, measured and quantized."""
+    """Return the model, calibrated and quantized."""
     model = text_model(opened)
     model.config.architectures = [type(model).__name__]
     plain = [layer for layer in choice.methods if not is_experts(layer)]
@@ -98,7 +99,10 @@ def quantize_torch_model(
 
 
 def _kv_cache(options: QuantizeOptions, measured: CalibrationStatistics | None) -> KvQuantization | None:
-    """Return the caches' scales. An fp8 scale below 1 gains nothing: its numbers have an exponent of their own."""
+    """Return the caches' scales.
+
+    fp8 scales are at least 1: smaller ones gain nothing, since fp8 has its own exponent.
+    """
     if options.kv_cache is None or measured is None:
         return None
     form = FORMATS[options.kv_cache]
@@ -111,7 +115,7 @@ def _kv_cache(options: QuantizeOptions, measured: CalibrationStatistics | None) 
 
 
 def _described(choice: MethodChoice) -> list[str]:
-    """Return each method with how many layers it has."""
+    """Return texts with each method's number of layers."""
     counts: dict[str, int] = {}
     for method in choice.methods.values():
         counts[method] = counts.get(method, 0) + 1
@@ -120,9 +124,9 @@ def _described(choice: MethodChoice) -> list[str]:
 
 
 def make_plain(model: Any, layers: Iterable[LinearLayer]) -> None:
-    """Replace GPT-2's Conv1D and subclasses by torch's own Linear, by which ModelOpt knows what to quantize.
+    """Replace GPT-2's Conv1D and subclasses of Linear by torch's own Linear, which ModelOpt recognizes.
 
-    Raises QuantizeError for what is not a linear layer.
+    Raises QuantizeError for modules that are not linear layers.
     """
     modules = dict(model.named_modules())
     for layer in layers:
@@ -139,7 +143,7 @@ def make_plain(model: Any, layers: Iterable[LinearLayer]) -> None:
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Linear:
-    """Return a layer of weight [out, in]."""
+    """Return a linear layer with weight [out, in]."""
     rows, columns = weight.shape
     linear = torch.nn.Linear(columns, rows, bias=bias is not None, device="meta")
     linear.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)

@@ -1,1 +1,1 @@
-"""What quantization loses, layer by layer, and which mix of methods holds a budget."""
+"""Loss from quantization, layer by layer, and the choice of methods within a budget."""

@@ -1,4 +1,4 @@
-"""NVFP4 and MXFP8 on the CPU, where ModelOpt has no kernels: rounding by block as DynamicQuantize does it."""
+"""NVFP4 and MXFP8 on the CPU, where ModelOpt has no kernels: block rounding as in DynamicQuantize."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LEAST = 2.0**-127
 
 
 def round_blocks(x: torch.Tensor, kind: Format, outer: float = 1.0) -> torch.Tensor:
-    """Return x [..., in] in fp32 with each block rounded by a scale from its largest magnitude.
+    """Return x [..., in] in fp32, each block rounded with a scale from its largest magnitude.
 
-    outer: what scales of fp4 are relative to. Source:
+    outer: the scale of fp4's block scales. Source:
     https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/operators/DynamicQuantize.html
     """
     blocks = x.float().reshape(*x.shape[:-1], -1, FORMATS[kind].block)
@@ -36,7 +36,7 @@ def round_blocks(x: torch.Tensor, kind: Format, outer: float = 1.0) -> torch.Ten
 
 
 class EmulatedLayer:
-    """A linear layer with ModelOpt's quantizers, which stay off while this rounds instead."""
+    """A linear layer whose ModelOpt quantizers are disabled and emulated."""
 
     def __init__(self, module: Any, kind: Format) -> None:
         self._module, self._kind, self._original = module, kind, module.weight.data
@@ -45,7 +45,7 @@ class EmulatedLayer:
         module.input_quantizer.disable()
 
     def set(self, *, is_on: bool) -> None:
-        """Round weights and inputs, or do not."""
+        """Turn rounding of weights and inputs on or off."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -59,23 +59,23 @@ class EmulatedLayer:
             self._module.weight.data = weights
 
     def give_back(self) -> None:
-        """Leave the layer to ModelOpt again."""
+        """Enable ModelOpt's quantizers of the layer again."""
         self.set(is_on=False)
         self._module.weight_quantizer.enable()
         self._module.input_quantizer.enable()
 
     def _outer(self, quantizer: Any) -> float:
-        """Return the scale of a tensor's scales, by which the largest of all is 448."""
+        """Return the scale of a tensor's block scales, which makes the largest one 448."""
         return float(quantizer.amax) / (_FP4_MAX * _FP8_MAX) if self._kind == "fp4" else 1.0
 
 
 def _fp8(x: torch.Tensor) -> torch.Tensor:
-    """Return the nearest e4m3 values, saturated."""
+    """Return the nearest e4m3 values, saturating."""
     return x.clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn).float()
 
 
 def _fp4(x: torch.Tensor) -> torch.Tensor:
-    """Return the nearest e2m1 values, saturated: steps of 0.5 below 2, of 1 below 4, of 2 below 6; ties to even."""
+    """Return the nearest e2m1 values, saturating: steps of 0.5 below 2, 1 below 4, 2 below 6; ties to even."""
     size = x.abs().clamp(max=_FP4_MAX)
     step = 2.0 ** (torch.floor(torch.log2(size.clamp(min=1.0))) - 1)
     return (torch.round(size / step) * step).clamp(max=_FP4_MAX).copysign(x)

@@ -1,4 +1,4 @@
-"""Score a quantized model's layers one at a time, and choose their methods within a budget."""
+"""Score a quantized model layer by layer, and mix methods to meet a budget."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(bits|mib|nats)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Budget:
-    """What quantization may cost.
+    """A limit on size or loss.
 
-    bits: mean bits of a linear layer's weight; mib: of all linear layers together; nats: the loss of the whole.
+    bits: mean bits per weight of linear layers. mib: of all linear layers. nats: the model's loss.
     """
 
     value: float
@@ -50,7 +50,7 @@ def parse_budget(text: str) -> Budget:
 
 @dataclass(frozen=True)
 class Bits:
-    """How many bits weights take with their share of scales and offsets. fallback: method of layers that are left."""
+    """Bits per weight including its share of scales and offsets. fallback: the method of layers left by a budget."""
 
     block: int
     has_zero_points: bool = False
@@ -63,17 +63,17 @@ class Bits:
         return weight_bits(row.format)
 
     def left(self) -> float:
-        """Return the bits of a weight that a budget leaves."""
+        """Return the bits per weight of a layer left by a budget."""
         return ORIGINAL_BITS if self.fallback is None else self(self.fallback)
 
 
 def keep_for(
     budget: Budget, losses: Sequence[LayerLoss], loss_without: Callable[[Sequence[str]], float]
 ) -> tuple[list[str], float]:
-    """Return the layers to leave as they are so that a budget holds, and the loss of quantizing the rest.
+    """Return the layers to leave unquantized to meet a budget, and the loss of quantizing the rest.
 
-    Layers are left by what they lose for what they save. loss_without: measures the model with all but some layers
-    quantized. Raises QuantizeError where no choice holds it.
+    Layers with the most loss per bit saved are left first. loss_without: measures the model with all but some layers
+    quantized. Raises QuantizeError if no choice meets the budget.
     """
     ranked = by_loss_saved(losses)
     if budget.unit == "nats":
@@ -98,9 +98,9 @@ def keep_for(
 
 
 def loss_by_size(losses: Sequence[LayerLoss], loss_without: Callable[[Sequence[str]], float]) -> list[Choosable]:
-    """Return sizes and losses with none, an eighth, a quarter, half and three quarters of the layers left as they are.
+    """Return sizes and losses with 0, 1/8, 1/4, 1/2 and 3/4 of the layers left unquantized.
 
-    The layers are those that budgets leave first; the smallest size comes first.
+    The layers are those that budgets leave first; points are sorted by size, the smallest first.
     """
     ranked, points = by_loss_saved(losses), []
     for count in sorted({0, *(len(ranked) * share // 8 for share in (1, 2, 4, 6))}):
@@ -111,9 +111,9 @@ def loss_by_size(losses: Sequence[LayerLoss], loss_without: Callable[[Sequence[s
 
 
 def by_loss_saved(losses: Sequence[LayerLoss]) -> list[list[LayerLoss]]:
-    """Return layers by what they lose for what they save, the largest first; those that share inputs together.
+    """Return layers by loss per bit saved, the largest first, grouped by shared inputs.
 
-    Engines fuse such layers, and ModelOpt's checkpoints have them in one format.
+    Engines fuse such layers, and ModelOpt's checkpoints need them in one format.
     """
     groups: dict[str, list[LayerLoss]] = {}
     for row in losses:
@@ -122,7 +122,7 @@ def by_loss_saved(losses: Sequence[LayerLoss]) -> list[list[LayerLoss]]:
 
 
 def _saved(rows: Sequence[LayerLoss]) -> float:
-    """Return the bits that quantizing saves; the weights, where it saves none."""
+    """Return the bits that quantizing saves; a tiny share of the weights if it saves none."""
     return sum(row.weights * max(row.left_bits - row.bits, 1e-9) for row in rows)
 
 
@@ -131,7 +131,7 @@ def _names(groups: Sequence[Sequence[LayerLoss]]) -> list[str]:
 
 
 def _fewest(count: int, holds: Callable[[int], bool]) -> int:
-    """Return the smallest number from 0 to `count` that holds, which all larger ones do; `count` always does."""
+    """Return the smallest number up to `count` for which `holds` is true, by bisection; `count` always holds."""
     low, high = 0, count
     while low < high:
         middle = (low + high) // 2
@@ -145,7 +145,7 @@ def _total(losses: Sequence[LayerLoss]) -> int:
 
 @dataclass(frozen=True)
 class Scoring:
-    """That layers are to be scored. budget: what is to hold, if anything; fallback: method of layers that it leaves."""
+    """How layers are scored. budget: the limit to meet, if any. fallback: the method of layers that it leaves."""
 
     budget: Budget | None
     fallback: str | None
@@ -153,7 +153,10 @@ class Scoring:
 
 @dataclass(frozen=True, eq=False)
 class Mixer:
-    """Makes quantized models of one source. make: of a choice; texts: to score on; steps: where scoring is noted."""
+    """Makes quantized models from one source.
+
+    make: quantizes by a choice. texts: to score on. steps: records the scoring.
+    """
 
     make: Callable[[MethodChoice], QuantizedTorchModel]
     texts: Sequence[Sequence[int]]
@@ -161,9 +164,9 @@ class Mixer:
     steps: Steps
 
     def mixed(self, choice: MethodChoice, scoring: Scoring) -> tuple[QuantizedTorchModel, Scores]:
-        """Return the model quantized as the budget allows, and its layers' scores.
+        """Return the model quantized within the budget, and its layers' scores.
 
-        Raises QuantizeError for budgets that nothing holds.
+        Raises QuantizeError for budgets that cannot be met.
         """
         model = self.make(choice)
         bits = Bits(choice.block, self.has_zero_points, scoring.fallback)
@@ -177,9 +180,9 @@ class Mixer:
         return model, scores
 
     def _remaining(self, choice: MethodChoice, scoring: Scoring) -> Budget | None:
-        """Return the budget less what the fallback itself loses, were all layers left to it.
+        """Return the budget less the loss of the fallback applied to all layers.
 
-        Losses of small errors add up; what the mix really loses is measured in the end.
+        Small losses add up approximately; the loss of the final mix is measured at the end.
         """
         budget = scoring.budget
         if budget is None or scoring.fallback is None or budget.unit != "nats":
@@ -193,7 +196,7 @@ class Mixer:
 
 
 def scoring_of(request: ScoringRequest) -> Scoring | None:
-    """Return how layers are to be scored, None if that is not asked. Raises QuantizeError."""
+    """Return how layers are to be scored; None if they are not. Raises QuantizeError."""
     if request.budget:
         return Scoring(parse_budget(request.budget), request.fallback)
     if request.fallback:
@@ -224,13 +227,13 @@ class Switchboard:
         return list(self._wanted)
 
     def only(self, layers: Iterable[LinearLayer]) -> None:
-        """Quantize these layers, and no others."""
+        """Quantize only these layers."""
         on = set(layers)
         for layer in self._wanted:
             self._set(layer, layer in on)
 
     def restore(self) -> None:
-        """Quantize all layers, as before this was made."""
+        """Quantize all layers again, as at the start."""
         self.only(self.layers)
         for layer in self._emulated.values():
             layer.give_back()
@@ -254,17 +257,17 @@ class Switchboard:
 
 
 class Scorer:
-    """Compares a model with itself unquantized, on windows of text."""
+    """Measures a model's loss against its unquantized self on windows of text."""
 
     def __init__(self, model: Any, texts: Sequence[Sequence[int]]) -> None:
-        """The model is to be unquantized at this moment."""
+        """Record the reference; the model must be unquantized at this point."""
         self._model = model
         self._ids = torch.tensor([list(ids[:LENGTH]) for ids in texts[:WINDOWS]])
         self._base = self._log_probabilities()
         self._weights = self._base.exp()
 
     def loss(self) -> float:
-        """Return the loss as the model is now. Raises QuantizeError if it is not a number."""
+        """Return the current loss: the KL divergence in nats per token. Raises QuantizeError if it is not finite."""
         loss = float((self._weights * (self._base - self._log_probabilities())).sum(-1).mean())
         if not loss < float("inf"):
             raise QuantizeError("the quantized model outputs NaN", fix="exclude layers, or use another method")
@@ -277,7 +280,7 @@ class Scorer:
 
 @contextmanager
 def _compared(quantized: QuantizedTorchModel, texts: Sequence[Sequence[int]]) -> Iterator[tuple[Switchboard, Scorer]]:
-    """Give what turns layers on and off, and what compares with the model unquantized; then all is as before."""
+    """Yield a switchboard and a scorer with the unquantized reference; quantize all layers again afterwards."""
     switches = Switchboard(quantized)
     switches.only([])
     yield switches, Scorer(quantized.model, texts)
@@ -285,7 +288,7 @@ def _compared(quantized: QuantizedTorchModel, texts: Sequence[Sequence[int]]) ->
 
 
 def loss_of(quantized: QuantizedTorchModel, texts: Sequence[Sequence[int]]) -> float:
-    """Return what a model loses by its quantization, in nats."""
+    """Return a model's loss from quantization in nats."""
     with _compared(quantized, texts) as (switches, scorer):
         switches.only(switches.layers)
         return scorer.loss()
@@ -294,7 +297,7 @@ def loss_of(quantized: QuantizedTorchModel, texts: Sequence[Sequence[int]]) -> f
 def layer_losses(
     switches: Switchboard, scorer: Scorer, methods: dict[LinearLayer, str], bits: Bits, report: Any
 ) -> list[LayerLoss]:
-    """Return each layer's loss with it alone quantized, the largest first."""
+    """Return each layer's loss when only that layer is quantized, the largest first."""
     rows = []
     for index, layer in enumerate(switches.layers):
         switches.only([layer])
@@ -311,9 +314,9 @@ def score(
     bits: Bits,
     report: Any,
 ) -> Scores:
-    """Measure every layer alone, and the whole as the budget allows. The model is quantized as before after this.
+    """Score every layer on its own, and the model within the budget. All layers are quantized again afterwards.
 
-    Raises QuantizeError for budgets that nothing holds.
+    Raises QuantizeError for budgets that cannot be met.
     """
     with _compared(quantized, texts) as (switches, scorer):
         losses = layer_losses(switches, scorer, quantized.choice.methods, bits, report)

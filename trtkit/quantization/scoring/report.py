@@ -1,4 +1,4 @@
-"""What quantizing each layer costs, as typed data; torch is not needed to read it."""
+"""Scores of layers as typed data, readable without torch."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,10 @@ ORIGINAL_BITS = 16.0
 
 @dataclass(frozen=True)
 class LayerLoss:
-    """loss: in nats, with this layer alone quantized. weights: how many it has. bits: of one when quantized;
-    left_bits: when a budget leaves it.
+    """Loss and size of one layer. loss: in nats, with only this layer quantized. weights: their number.
+
+    bits: per weight if quantized.
+    left_bits: per weight if left by a budget.
     """
 
     layer: str
@@ -21,7 +23,7 @@ class LayerLoss:
 
 @dataclass(frozen=True)
 class Choosable:
-    """What leaving some layers as they are gives. mib: of all linear layers; loss: of quantizing the others."""
+    """The result of leaving some layers unquantized. mib: of all linear layers. loss: of quantizing the others."""
 
     kept: int
     mib: float
@@ -30,9 +32,9 @@ class Choosable:
 
 @dataclass(frozen=True)
 class Scores:
-    """Each layer's loss, the largest first; the layers that a budget leaves, and the loss of the model then.
+    """Each layer's loss, the largest first; the layers left by the budget, and the model's loss then.
 
-    curve: what other budgets would give. fallback: the method of layers that are left; None if they stay.
+    curve: results for other budgets. fallback: the method of the layers left; None if they stay unquantized.
     """
 
     layers: tuple[LayerLoss, ...]

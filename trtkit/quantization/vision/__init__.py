@@ -1,1 +1,1 @@
-"""Vision models: an ONNX graph gets Q/DQ nodes. `model.py` leads through the folder."""
+"""Quantization of vision models: Q/DQ nodes in an ONNX graph. Start reading at `onnx_model.py`."""

@@ -1,4 +1,4 @@
-"""The data that a vision model is measured on: samples of its inputs, and the ranges that tensors have on them."""
+"""Calibration data of a vision model: samples of its inputs, and the ranges of its tensors on them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from trtkit.network.onnx.io import OnnxTensorSpec
 
 PERCENTILE = 99.99
-"""Of magnitudes, what the range covers by `percentile`."""
+"""Percentile of magnitudes that the range of `percentile` covers."""
 DRAWN = 8192
-"""Values of a tensor that are looked at in one run, where the error of scales is compared."""
+"""Values sampled from a tensor in each run, for comparing the error of scales."""
 
 
 @dataclass(frozen=True)
 class QuantizationRun:
-    """Where a model is quantized. shapes: typical ones, at which products are judged. folder: for files in between."""
+    """Context of a quantization. shapes: typical ones, used to judge products. folder: for temporary files."""
 
     shapes: dict[str, tuple[int, ...]]
     folder: Path
@@ -42,11 +42,11 @@ class QuantizationRun:
 
 
 ReadImages = Callable[[Sequence[Path], "Sequence[OnnxTensorSpec]"], list[Sample]]
-"""Makes samples of images for these inputs."""
+"""Reads images as samples of the given inputs."""
 
 
 def preprocessed_by(config: ModelConfig) -> ReadImages:
-    """Return what reads images by a config's `preprocess`."""
+    """Return a reader that preprocesses images by a config's `preprocess`."""
     return lambda files, inputs: read_samples([str(file) for file in files], config, inputs)
 
 
@@ -60,16 +60,16 @@ class OnnxQuantization:
 
     @classmethod
     def of(cls, config: ModelConfig) -> OnnxQuantization:
-        """Return how a config quantizes the whole model."""
+        """Return a config's quantization of the whole model."""
         assert config.quantize is not None
         return cls(config.quantize, preprocessed_by(config))
 
 
 def read_calibration(quantization: OnnxQuantization, inputs: Sequence[OnnxTensorSpec]) -> list[Sample]:
-    """Return the samples that `calibration` names: `samples` at most, spread over what is there.
+    """Return the samples of `calibration.data`: at most `samples`, evenly spread.
 
-    Of a folder, its images, or .npz files if it has none. An .npz file holds arrays by input name, whose first axis
-    counts samples. Raises QuantizeError and SourceError.
+    From a folder, its images, or its .npz files if it has no images. An .npz file holds arrays by input name, with
+    samples along the first axis. Raises QuantizeError and SourceError.
     """
     calibration, key = quantization.options.calibration, quantization.key
     if calibration.data is None:
@@ -88,14 +88,14 @@ def read_calibration(quantization: OnnxQuantization, inputs: Sequence[OnnxTensor
 
 
 def spread(items: Sequence[Any], count: int) -> list[Any]:
-    """Return `count` items at most, evenly spread."""
+    """Return at most `count` items, evenly spread."""
     if len(items) <= count:
         return list(items)
     return [items[index * len(items) // count] for index in range(count)]
 
 
 def _parts(path: Path, inputs: Sequence[OnnxTensorSpec]) -> list[Sample]:
-    """Cut the arrays of an .npz file along their first axis into runs. Raises SourceError and QuantizeError."""
+    """Split the arrays of an .npz file along the first axis into samples. Raises SourceError and QuantizeError."""
     arrays = read_npz(path)
     check_names(Sample(path.name, arrays), inputs)
     sizes = {spec.name: spec.shape[0] if spec.shape and isinstance(spec.shape[0], int) else 1 for spec in inputs}
@@ -111,7 +111,7 @@ def _parts(path: Path, inputs: Sequence[OnnxTensorSpec]) -> list[Sample]:
 
 @dataclass
 class Range:
-    """What a tensor's values are over all runs. runs: how many there will be. largest: the greatest magnitudes.
+    """A tensor's values over all runs. runs: total number of runs. largest: the largest magnitudes.
 
     samples: some values of each run.
     """
@@ -125,7 +125,7 @@ class Range:
     samples: list[Array] = field(default_factory=list)
 
     def add(self, values: Array) -> None:
-        """Take in a tensor's values in one run."""
+        """Add a tensor's values of one run."""
         self.count += values.size
         if not values.size:
             return
@@ -142,19 +142,22 @@ class Range:
 
     @property
     def percentile(self) -> float:
-        """The magnitude at PERCENTILE of all values, the lower one where it falls between two."""
+        """The magnitude at PERCENTILE of all values, rounded down to one of them."""
         return float(self.largest[-_above(self.count)])
 
 
 def _above(count: int) -> int:
-    """Return how many of `count` values are at PERCENTILE or above."""
+    """Return how many of `count` values are at or above PERCENTILE."""
     return count - math.floor(PERCENTILE / 100 * (count - 1))
 
 
 def measure(
     model: onnx.ModelProto, tensors: Sequence[str], samples: Sequence[Sample], quantization: QuantizationRun
 ) -> dict[str, Range]:
-    """Return the ranges of `tensors` over the samples, by ONNX Runtime. Raises QuantizeError where it cannot run."""
+    """Return the ranges of `tensors` over the samples, by ONNX Runtime.
+
+    Raises QuantizeError if it cannot run the model.
+    """
     import onnx
     import onnxruntime
 
@@ -172,7 +175,7 @@ def measure(
         for sample in quantization.steps.track("measure", samples):
             for name, value in _values(session, tensors, sample).items():
                 ranges[name].add(value)
-    except Exception as error:  # ONNX Runtime raises a class of its own for each refusal
+    except Exception as error:  # ONNX Runtime raises a different class for each kind of failure
         reason = str(error).strip().splitlines()[0]
         raise QuantizeError(f"ONNX Runtime cannot run the model on the calibration data: {reason}") from None
     return ranges
@@ -185,7 +188,7 @@ def _values(session: Any, tensors: Sequence[str], sample: Sample) -> dict[str, A
 
 
 def check_ranges(ranges: Mapping[str, Range], readers: Mapping[str, str], where: str) -> None:
-    """Refuse tensors from which no scale follows. readers: a node that reads each. Raises QuantizeError."""
+    """Refuse tensors whose range gives no scale. readers: a node that reads each tensor. Raises QuantizeError."""
     for name, extent in ranges.items():
         node = readers[name]
         state, advice = "NaN or infinite", "give other data"

@@ -1,4 +1,4 @@
-"""Quantize a prepared ONNX model: by ModelOpt with what data measures, or its weights alone."""
+"""Quantize a prepared ONNX model: with ModelOpt and calibration data, or its weights alone."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from trtkit.quantization.vision.repair import Repaired
 
 LOSS_KEY = "trtkit.quantization_loss"
-"""Of an ONNX file's metadata: what the quantized model lost on its calibration data, on the worst sample."""
+"""Key in an ONNX file's metadata: the quantized model's loss on its worst calibration sample."""
 
 
 @dataclass(frozen=True)
 class QuantizedOnnx:
-    """A quantized model, what of it is quantized, and its loss on the calibration data; None without any."""
+    """A quantized model, counts of what is quantized, and its loss on the calibration data; None without data."""
 
     model: onnx.ModelProto
     counts: QuantizedCounts
@@ -46,7 +46,7 @@ class QuantizedOnnx:
 
 
 def quantized(model: onnx.ModelProto, quantization: OnnxQuantization, run: QuantizationRun) -> onnx.ModelProto:
-    """Return the model quantized; what its options leave stays in fp32.
+    """Return the model quantized; whatever its options exclude stays in fp32.
 
     Raises ConfigError, QuantizeError, SourceError.
     """
@@ -65,7 +65,7 @@ def quantized(model: onnx.ModelProto, quantization: OnnxQuantization, run: Quant
 
 
 def recorded_loss(model: onnx.ModelProto) -> float | None:
-    """Return the loss that `quantized` noted in an ONNX file; None if it noted none that can be read."""
+    """Return the loss that `quantized` recorded in an ONNX file; None if it has no valid record."""
     value = next((entry.value for entry in model.metadata_props if entry.key == LOSS_KEY), "")
     try:
         loss = float(value)
@@ -77,7 +77,7 @@ def recorded_loss(model: onnx.ModelProto) -> float | None:
 def _quantized_but(
     model: onnx.ModelProto, quantization: OnnxQuantization, exclude: Sequence[str], run: QuantizationRun
 ) -> QuantizedOnnx:
-    """Return the model quantized but for the nodes `exclude`. Raises QuantizeError, SourceError."""
+    """Return the model quantized except for the nodes `exclude`. Raises QuantizeError, SourceError."""
     options, method = quantization.options, METHODS[quantization.options.method]
     _check_model(model, quantization.key)
     try:
@@ -102,7 +102,7 @@ def _quantized_but(
 def quantized_part(
     model: onnx.ModelProto, choice: PartChoice, read_images: ReadImages, run: QuantizationRun
 ) -> onnx.ModelProto:
-    """Return a hybrid's exported parts, the one of `choice` quantized. Nodes begin with their part's name.
+    """Return a hybrid's exported parts with the part of `choice` quantized. Node names start with their part's name.
 
     Raises QuantizeError, SourceError.
     """
@@ -128,7 +128,7 @@ def quantized_part(
 
 
 def _check_model(model: onnx.ModelProto, key: str) -> None:
-    """Refuse models that are quantized already, and operators that ModelOpt does not know. Raises QuantizeError."""
+    """Refuse quantized models, and operators that ModelOpt does not know. Raises QuantizeError."""
     if quantize.is_quantized(model):
         what = "the model already has Q/DQ nodes"
         raise QuantizeError(what, key, f"remove `{key}`, or use the original, unquantized model")
@@ -140,7 +140,7 @@ def _check_model(model: onnx.ModelProto, key: str) -> None:
 
 
 def _check_block(model: onnx.ModelProto, exclude: Sequence[str], block: int, key: str) -> None:
-    """Refuse a block that does not divide the axis it is for. Raises QuantizeError naming the nodes."""
+    """Refuse a block size that does not divide the axis it applies to. Raises QuantizeError naming the nodes."""
     wrong = quantize.undivided(model, exclude, block)
     if wrong:
         products = ", ".join(f"the {size} inputs of `{name}`" for name, size in list(wrong.items())[:4])
@@ -152,7 +152,7 @@ def _check_block(model: onnx.ModelProto, exclude: Sequence[str], block: int, key
 def _by_modelopt(
     model: onnx.ModelProto, quantization: OnnxQuantization, exclude: Sequence[str], run: QuantizationRun
 ) -> Repaired:
-    """Measure the model on data and let ModelOpt place Q/DQ."""
+    """Calibrate the model on data and insert Q/DQ with ModelOpt."""
     options, where = quantization.options, str(quantization.options.calibration.data)
     samples = data.read_calibration(quantization, graph_inputs(model))
     run.steps.add("calibration data", f"{len(samples)} samples")
@@ -171,7 +171,7 @@ def _by_modelopt(
 
 
 def _readers(model: onnx.ModelProto) -> dict[str, str]:
-    """Return a node that reads each tensor: the first."""
+    """Return the first product that reads each tensor."""
     readers: dict[str, str] = {}
     for node in model.graph.node:
         for name in node.input:
@@ -183,7 +183,7 @@ def _readers(model: onnx.ModelProto) -> dict[str, str]:
 def _placed(
     model: onnx.ModelProto, quantization: OnnxQuantization, exclude: Sequence[str], reader: _SampleReader, folder: Path
 ) -> onnx.ModelProto:
-    """Return the model with ModelOpt's Q/DQ, weights stored in 8 bits. Raises QuantizeError."""
+    """Return the model with ModelOpt's Q/DQ and 8-bit weights. Raises QuantizeError."""
     import onnx
     from modelopt.onnx.quantization import quantize as insert_qdq
 
@@ -191,7 +191,7 @@ def _placed(
     options, key = quantization.options, quantization.key
     save_model(model, source)
     logging.getLogger("modelopt").setLevel(logging.ERROR)
-    # ModelOpt takes scores and mask for the two sides of a residual sum, and quantizes both.
+    # ModelOpt mistakes scores and mask for the two inputs of a residual sum and quantizes both.
     left = [*exclude, *quantize.masked_scores(model)]
     try:
         insert_qdq(
@@ -218,19 +218,19 @@ def _placed(
 
 
 class _SampleReader:
-    """Gives ModelOpt the samples one by one, and the first one in the shapes that the engine is tuned for."""
+    """Passes samples to ModelOpt one by one, the first in the shapes that the engine is tuned for."""
 
     def __init__(self, samples: Sequence[Sample], run: QuantizationRun) -> None:
         self._samples, self._place = samples, run
         self.rewind()
 
     def get_next(self) -> Mapping[str, Any] | None:
-        """Return the next sample's arrays, None after the last."""
+        """Return the next sample's arrays; None after the last."""
         sample = next(self._left, None)
         return None if sample is None else sample.inputs
 
     def get_first(self) -> Mapping[str, Any]:
-        """Return the sample by which ModelOpt judges products too narrow for quantization."""
+        """Return the sample that ModelOpt uses to find products too narrow for quantization."""
         return wrapped_sample("opt", self._place.shapes, self._samples[0]).inputs
 
     def rewind(self) -> None:

@@ -1,4 +1,4 @@
-"""A model's convolutions and matrix products compared with their quantized forms: what each loses."""
+"""A model's convolutions and matrix products compared with their quantized forms, to measure the loss of each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STEPS = ("QuantizeLinear", "DequantizeLinear")
 
 @dataclass(frozen=True)
 class Pair:
-    """A product as it was, and the nodes that compute it in low precision out of the same tensors, the product last."""
+    """An exact product, and the nodes that compute it in low precision from the same tensors, the product last."""
 
     exact: onnx.NodeProto
     quantized: list[onnx.NodeProto]
@@ -38,7 +38,7 @@ class Pair:
 
 
 def product_pairs(model: onnx.ModelProto, quantized: onnx.ModelProto) -> list[Pair]:
-    """Return the products of `model` of which `quantized`, where nodes have the same names, quantizes an input."""
+    """Return the products of `model` with a quantized input in `quantized`, whose nodes have the same names."""
     exact = {node.name: node for node in model.graph.node if node.op_type in PRODUCTS}
     makers = {node.output[0]: node for node in quantized.graph.node if node.op_type in _STEPS}
     renamed = {*makers, *(tensor.name for tensor in quantized.graph.initializer)}
@@ -51,7 +51,7 @@ def product_pairs(model: onnx.ModelProto, quantized: onnx.ModelProto) -> list[Pa
 
 
 def _before(node: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """Return the Q and DQ nodes that a node reads through, in order."""
+    """Return the Q and DQ nodes upstream of a node, in order."""
     steps: dict[str, onnx.NodeProto] = {}
     for maker in (makers[name] for name in node.input if name in makers):
         steps |= {step.output[0]: step for step in (*_before(maker, makers), maker)}
@@ -59,7 +59,7 @@ def _before(node: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto]) -> list[
 
 
 def _own(node: onnx.NodeProto, renamed: set[str]) -> onnx.NodeProto:
-    """Return a copy under names of its own, which reads `renamed` by such names too."""
+    """Return a copy of a node with a new name and output, whose inputs in `renamed` are renamed too."""
     copy = type(node)()
     copy.CopyFrom(node)
     copy.name, copy.output[0] = _OWN + node.name, _OWN + node.output[0]
@@ -75,9 +75,9 @@ def losses(
     samples: Sequence[Sample],
     quantization: QuantizationRun,
 ) -> dict[str, float]:
-    """Return what each product loses if it alone is quantized: the outputs' squared relative error, by its name.
+    """Return each product's loss if only it is quantized: the outputs' squared relative error, by name.
 
-    Raises QuantizeError where ONNX Runtime cannot run it.
+    Raises QuantizeError if ONNX Runtime cannot run the model.
     """
     names = [pair.name for pair in product_pairs(model, quantized)]
     run = _runner(_with_switches(model, quantized), quantization.folder / "switched.onnx")
@@ -97,7 +97,7 @@ def losses(
 
 @dataclass(frozen=True)
 class Loss:
-    """Relative RMS error of a quantized model's outputs on data, of the output that is farthest off.
+    """Relative RMS error of a quantized model on data, for the output with the largest error.
 
     mean: over all samples. worst: of the worst sample.
     """
@@ -112,7 +112,7 @@ class Loss:
 def loss_of(
     model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], quantization: QuantizationRun
 ) -> Loss:
-    """Return what `quantized` loses against `model`. Raises QuantizeError where ONNX Runtime cannot run it."""
+    """Return the loss of `quantized` against `model`. Raises QuantizeError if ONNX Runtime cannot run it."""
     exact = _runner(model, quantization.folder / "exact.onnx")
     run = _runner(quantized, quantization.folder / "finished.onnx")
     errors = []
@@ -125,7 +125,7 @@ def loss_of(
 
 def _relative(ours: Array, theirs: Array) -> float:
     """Return the relative RMS error of finite values; the RMS error if the reference is all zeros."""
-    if ours.shape != theirs.shape:  # as many rows as data decides
+    if ours.shape != theirs.shape:  # the number of rows depends on data
         return 0.0
     finite = np.isfinite(theirs) & np.isfinite(ours)
     error, size = (_square(values[finite]) for values in (ours - theirs, theirs))
@@ -141,7 +141,7 @@ def _switch(name: str) -> str:
 
 
 def _with_switches(model: onnx.ModelProto, quantized: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with a boolean input for each product that has it run quantized."""
+    """Return the model with a boolean input for each product, which selects its quantized form."""
     from onnx import TensorProto, ValueInfoProto, helper
 
     switched = _with_constants(model, quantized)
@@ -163,7 +163,7 @@ def _with_switches(model: onnx.ModelProto, quantized: onnx.ModelProto) -> onnx.M
 
 
 def _with_constants(model: onnx.ModelProto, quantized: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of the model with the other's constants under names of their own."""
+    """Return a copy of the model that includes the other's constants, renamed."""
     copy = type(model)()
     copy.CopyFrom(model)
     for tensor in quantized.graph.initializer:
@@ -175,9 +175,9 @@ def _with_constants(model: onnx.ModelProto, quantized: onnx.ModelProto) -> onnx.
 def moved_means(
     model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], quantization: QuantizationRun
 ) -> dict[str, Array]:
-    """Return how far quantization lowers the mean of each output channel of convolutions and Gemms, by their names.
+    """Return how far quantization lowers each output channel's mean, by name, for convolutions and Gemms.
 
-    Each is given what the exact model computes before it. Raises QuantizeError where ONNX Runtime cannot run it.
+    Each one gets the exact model's inputs. Raises QuantizeError if ONNX Runtime cannot run the model.
     """
     from onnx import ValueInfoProto
 
@@ -202,7 +202,7 @@ def moved_means(
 
 
 def _mean(pair: Pair, rank: int) -> list[onnx.NodeProto]:
-    """Return nodes for the mean, over all axes but the channels', of the exact result less the quantized one."""
+    """Return nodes for the mean, over all axes except channels, of the exact result minus the quantized one."""
     from onnx import helper, numpy_helper
 
     start, result = _OWN + pair.name, pair.exact.output[0]
@@ -215,7 +215,7 @@ def _mean(pair: Pair, rank: int) -> list[onnx.NodeProto]:
 
 
 def _runner(model: onnx.ModelProto, path: Path) -> Any:
-    """Return a function of a run's inputs that gives all outputs; ONNX Runtime fuses nothing."""
+    """Return a function that maps a run's inputs to all outputs; ONNX Runtime's fusions are disabled."""
     import onnxruntime
 
     save_model(model, path)
@@ -226,7 +226,7 @@ def _runner(model: onnx.ModelProto, path: Path) -> Any:
     def run(inputs: Mapping[str, Array]) -> list[Array]:
         try:
             return list(session.run(None, dict(inputs)))
-        except Exception as error:  # ONNX Runtime raises a class of its own for each refusal
+        except Exception as error:  # ONNX Runtime raises a different class for each kind of failure
             raise _refused(error) from None
 
     try:

@@ -1,4 +1,4 @@
-"""What makes up for some of the loss of 8 bits: scales of least error, biases, and products that stay."""
+"""Reduce the loss of 8-bit quantization: scales of least error, bias correction, unquantized products."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from trtkit.quantization_methods import Format
 
 SMALL_LOSS = 0.05
-"""Relative RMS error that products may lose together before any has to stay."""
+"""Relative RMS error up to which no product has to stay unquantized."""
 RANKED_SAMPLES = 4
 
 
 def set_scales(model: onnx.ModelProto, ranges: Mapping[str, Range], kind: Format, algorithm: str) -> None:
-    """Let activations' scales follow from ranges; those that share one follow from the largest."""
+    """Set activation scales from ranges; a scale that several activations share is the largest of theirs."""
     from onnx import numpy_helper
 
     scales: dict[str, float] = {}
@@ -43,7 +43,7 @@ def set_scales(model: onnx.ModelProto, ranges: Mapping[str, Range], kind: Format
 
 
 def least_error_scale(extent: Range, kind: Format) -> float:
-    """Return the scale, of those for 30 to 100 % of the greatest magnitude, that values lose least by in the square."""
+    """Return the scale of least squared error among those for 30 to 100 % of the largest magnitude."""
     values, largest = extent.drawn, max(abs(extent.low), abs(extent.high))
     scales = np.linspace(1.0, 0.3, 29, dtype=np.float32) * np.float32(largest / FORMATS[kind].largest)
     errors = [float(np.square(_rounded(values / scale, kind) * scale - values).mean()) for scale in scales]
@@ -64,7 +64,7 @@ def _rounded(values: Array, kind: Format) -> Array:
 
 @dataclass(frozen=True)
 class Repaired:
-    """A quantized model after its repair. kept: the products that stay unquantized. loss: on the calibration data."""
+    """A quantized model after repair. kept: products that stay unquantized. loss: on the calibration data."""
 
     model: onnx.ModelProto
     kept: tuple[str, ...]
@@ -78,11 +78,11 @@ def repaired(
     quantization: QuantizationRun,
     share: float,
 ) -> Repaired:
-    """Return `quantized` with corrected biases and without the products that cost most, if it loses much with them.
+    """Return `quantized` with corrected biases, and with the costliest products unquantized if its loss is large.
 
-    The products that stay are `share` of all at most, and so are their weights' numbers. What products lose alone does
-    not add up to what they lose together, so the finished model is measured, and twice as many stay until it loses
-    little or no more may stay; of all these models, the one that loses least is returned.
+    At most `share` of all products, and of all their weights, stay unquantized. Losses of single products do not add up
+    to their joint loss, so the finished model is measured, and the number of unquantized products doubles until the
+    loss is small or the limit is reached; the model with the least loss of all is returned.
     """
     allowed, count = _candidates(model, quantized, samples, quantization, share)
     best: Repaired | None = None
@@ -106,9 +106,9 @@ def _candidates(
     quantization: QuantizationRun,
     share: float,
 ) -> tuple[list[str], int]:
-    """Return the products that may stay, the costliest first, and how many to begin with, by what each loses alone.
+    """Return the products that may stay unquantized, and how many to start with.
 
-    Judging them takes a run of each.
+    They are sorted by their own losses, the costliest first. Measuring them takes one run for each.
     """
     sizes = _weight_sizes(model, quantized)
     most, room = int(share * len(sizes)), share * sum(sizes.values())
@@ -127,13 +127,13 @@ def _candidates(
 
 
 def _weight_sizes(model: onnx.ModelProto, quantized: onnx.ModelProto) -> dict[str, int]:
-    """Return how many numbers each quantized product's weight has, by its name; none if it is not constant."""
+    """Return the number of values of each quantized product's weight, by name; 0 if it is not constant."""
     sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in model.graph.initializer}
     return {pair.name: sizes.get(pair.exact.input[1], 0) for pair in product_pairs(model, quantized)}
 
 
 def keep_products(model: onnx.ModelProto, quantized: onnx.ModelProto, names: Collection[str]) -> None:
-    """Let products of `quantized` read what they read in `model`; Q/DQ that none needs any more go."""
+    """Restore the exact inputs of some products of `quantized`, and remove Q/DQ nodes that are no longer needed."""
     exact = {node.name: node for node in model.graph.node if node.name in names}
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     restored: set[str] = set()
@@ -150,7 +150,7 @@ def keep_products(model: onnx.ModelProto, quantized: onnx.ModelProto, names: Col
 
 
 def _remove_unread(model: onnx.ModelProto) -> None:
-    """Remove Q and DQ nodes that nothing reads, and constants that nothing reads."""
+    """Remove Q and DQ nodes and constants that nothing reads."""
     outputs = {value.name for value in model.graph.output}
     while True:
         read = outputs | {name for node in model.graph.node for name in node.input}
@@ -166,7 +166,7 @@ def _remove_unread(model: onnx.ModelProto) -> None:
 def correct_biases(
     model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], quantization: QuantizationRun
 ) -> None:
-    """Add to biases by how much quantization lowers the means of what convolutions and Gemms compute on the data."""
+    """Add to biases what quantization takes from the output means of convolutions and Gemms on the data."""
     from onnx import numpy_helper
 
     moved = moved_means(model, quantized, samples, quantization)

@@ -1,4 +1,4 @@
-"""From TensorRT's layer types to the functions that lower them."""
+"""Maps TensorRT's layer types to the functions that lower them."""
 
 from collections.abc import Callable
 
@@ -68,4 +68,4 @@ OWNING = frozenset(
         "SOFTMAX",
     }
 )
-"""Layer types whose output is memory that nothing else refers to."""
+"""Layer types whose output is memory that is not shared."""

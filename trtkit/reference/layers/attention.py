@@ -22,7 +22,10 @@ QKV = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class _AttentionForm:
-    """What an IAttention computes. quantize: rounds the normalized scores as their quantized type would, or None."""
+    """The computation of an IAttention.
+
+    quantize: rounds the normalized scores as their quantized type would, or None.
+    """
 
     is_softmax: bool
     causal: str
@@ -43,14 +46,14 @@ class _Optional:
 
 
 def attention(layer: Layer) -> Lowered:
-    """Compute softmax(Q K^T + mask) V; scaling Q is the network's business.
+    """Compute softmax(Q K^T + mask) V; the network itself scales Q.
 
-    Inputs: q, k, v, mask, normalization scale, query lengths, key/value lengths. Query heads share key/value heads
-    in order. A bool mask lets attend where true, a float mask is added. Packed tensors [tokens, heads, H] come with
-    cumulative lengths [B + 1]. A row with nothing to attend to gives zeros.
+    Inputs: q, k, v, mask, normalization scale, query lengths, key/value lengths. Query heads share key/value heads in
+    order. A bool mask permits attention where it is true; a float mask is added. Packed tensors [tokens, heads, H] come
+    with cumulative lengths [B + 1]. A row that may attend to nothing yields zeros.
 
-    With lengths, LOWER_RIGHT is anchored at each sequence's own length, the only reading of use for a fixed cache;
-    NVIDIA's text does not settle it. Source: IAttention and CausalMaskKind in NvInfer.h.
+    With lengths, LOWER_RIGHT is anchored at each sequence's own length, the only useful interpretation for a fixed
+    cache; NVIDIA's text does not settle it. Source: IAttention and CausalMaskKind in NvInfer.h.
     """
     dtype = layer.input_dtype()
     form = _AttentionForm(
@@ -87,7 +90,7 @@ def attention(layer: Layer) -> Lowered:
 
 
 def _normalization_rounding(layer: Layer) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return what quantizing and dequantizing the normalized scores does to them."""
+    """Return a function that applies the rounding of quantizing and dequantizing the normalized scores."""
     kind = layer.option("normalization_quantize_to_type")
     if kind == "INT8":
         return lambda x, scale: torch.round(x / scale).clamp(-128, 127) * scale
@@ -146,7 +149,7 @@ def _padded(qkv: QKV, blocks: list[Block], scale: Tensor | None, form: _Attentio
 
 
 def _attend(qkv: QKV, mask: Tensor | None, scale: Tensor | None, form: _AttentionForm) -> Tensor:
-    """Attend with each row to all columns. Query heads that share a key/value head become rows of one head."""
+    """Attend from each row to all columns. Query heads that share a key/value head become rows of one head."""
     q, k, v = qkv
     if q.shape[1] == k.shape[1]:
         return _scores_times_values(qkv, mask, scale, form)
@@ -172,14 +175,17 @@ def _scores_times_values(qkv: QKV, mask: Tensor | None, scale: Tensor | None, fo
 # Shapes: B sequences, S new tokens, T cached tokens, N query heads, K key/value heads.
 
 _FEW = 2
-"""Columns are picked, which copies them, if no more than one in so many is needed."""
+"""Columns are selected, which copies them, if at most one in this many is needed."""
 _BLOCK_ROWS = 128
-"""Rows of a block: fewer make too many small products, more read columns that only some rows need; measured."""
+"""Rows per block: fewer make too many small products, more read columns that only some rows need; measured."""
 
 
 @dataclass(frozen=True)
 class MaskSizes:
-    """What a mask is made for. group: query heads per key/value head. dtype: of scores. causal: CausalMaskKind."""
+    """The properties a mask depends on.
+
+    group: query heads per key/value head. dtype: of scores. causal: CausalMaskKind.
+    """
 
     rows: int
     columns: int
@@ -192,9 +198,9 @@ class MaskSizes:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of the queries, the first columns of the keys that they may attend to, and the mask for both.
+    """A block of query rows, the first key columns that they may attend to, and the mask for both.
 
-    picked: the columns that they may attend to, if most others are not among them; None for all of the first.
+    picked: the columns that they may attend to, if these are few; None for all of the first columns.
     """
 
     rows: slice
@@ -210,10 +216,10 @@ class Block:
 
 
 def visible_blocks(mask: Tensor | None, lengths: Tensor | None, to: MaskSizes) -> list[Block]:
-    """Return what mask, causality and lengths together let the queries see, which layers of the same sizes share.
+    """Return the blocks that mask, causality and lengths together make visible, shared by layers of the same sizes.
 
-    Columns after the last that any row of a block may attend to are left out: they would get no weight. Not on a GPU,
-    which would have to be waited for.
+    Columns after the last one visible to any row of a block are dropped: they would get no weight. This is not done on
+    a GPU, since it would require synchronization.
     """
     columns, is_on_cpu = to.columns, to.device.type == "cpu"
     if lengths is not None and is_on_cpu:
@@ -230,7 +236,7 @@ def visible_blocks(mask: Tensor | None, lengths: Tensor | None, to: MaskSizes) -
 
 
 def _block(mask: Tensor, rows: slice, to: MaskSizes) -> Block:
-    """Return a block of rows without the columns after the last that is true in any of them; one at least stays."""
+    """Return a block of rows without the columns after the last one visible to any of them; at least one is kept."""
     used = mask.flatten(0, -2).any(0).nonzero().flatten()
     columns = int(used[-1]) + 1 if len(used) else 1
     count = min(rows.stop, to.rows) - rows.start
@@ -250,7 +256,7 @@ def _rows_of_groups(mask: Tensor, rows: int, to: MaskSizes) -> Tensor:
 
 
 def _combined_mask(mask: Tensor | None, lengths: Tensor | None, columns: int, to: MaskSizes) -> Tensor | None:
-    """Return the mask of mask, causality and lengths together: true where a row may attend, or what is added."""
+    """Return mask, causality and lengths combined: true where a row may attend, or the values to add."""
     allowed = _allowed(lengths, columns, to)
     if mask is None or allowed is None:
         return allowed if mask is None else mask if mask.dtype == torch.bool else mask.to(to.dtype)
@@ -260,7 +266,7 @@ def _combined_mask(mask: Tensor | None, lengths: Tensor | None, columns: int, to
 
 
 def _allowed(lengths: Tensor | None, columns: int, to: MaskSizes) -> Tensor | None:
-    """Return what causality and lengths allow, [B or 1, 1, S or 1, columns]; None if that is all."""
+    """Return the positions permitted by causality and lengths, [B or 1, 1, S or 1, columns]; None if all are."""
     column = torch.arange(columns, device=to.device)
     allowed = None if lengths is None else (column < lengths.reshape(-1, 1)).reshape(-1, 1, 1, columns)
     if to.causal == "NONE":
@@ -276,10 +282,10 @@ def _allowed(lengths: Tensor | None, columns: int, to: MaskSizes) -> Tensor | No
 
 
 def kv_cache_update(layer: Layer) -> Op:
-    """Write new keys or values into a cache [B, K, T, H] from position write_indices[b] of each sequence on.
+    """Write new keys or values into a cache [B, K, T, H], from position write_indices[b] of each sequence on.
 
     Inputs: cache, update [B, K, S, H] or packed [tokens, K, H], write indices [B], cumulative update lengths.
-    TensorRT's output shares the cache's memory; here it does where the executor was told so, else it is a copy.
+    TensorRT's output shares the cache's memory; here it does so if the executor is told to, otherwise it is a copy.
     Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/operators/KVCacheUpdate.html
     """
     in_place, once = layer.settings.in_place_caches, layer.settings.memo.once
@@ -322,7 +328,7 @@ def _write_packed(cache: Tensor, update: Tensor, starts: list[int], ends: list[i
 
 
 def _check(last: int, first: int, count: int, cache: Tensor) -> None:
-    """Raise IndexError where `count` tokens from position `first` or `last` on do not fit."""
+    """Raise IndexError if `count` tokens from position `first` or `last` on do not fit."""
     if first < 0 or last + count > cache.shape[2]:
         at = first if first < 0 else last
         raise IndexError(f"{count} tokens at {at} do not fit a cache of {cache.shape[2]}")
@@ -335,8 +341,8 @@ def rotary_embedding(layer: Layer) -> Op:
     """Rotate pairs of the first `rotary_embedding_dim` elements (0: all) of x [B, N, S, H] by angles of the position.
 
     Inputs: x, cos, sin as [positions, dim / 2] with position ids [B, S], or [B, S, dim / 2] without. Pairs are
-    neighbours when interleaved, else element i of the two halves.
-    Source: https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/_static/operators/RotaryEmbedding.html
+    neighbors if interleaved, otherwise element i of the two halves. Source:
+    https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/_static/operators/RotaryEmbedding.html
     """
     is_interleaved, stated = layer.flag("interleaved"), layer.number("rotary_embedding_dim")
     once, dtype = layer.settings.memo.once, layer.input_dtype()

@@ -26,9 +26,9 @@ _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def dist_collective(layer: Layer) -> Op:
     """Exchange tensors with the other ranks.
 
-    TensorRT gives back none of the operation's parameters, so `layer.metadata` must hold them as JSON:
-    {"collective": {"operation": "ALL_REDUCE", "reduce_op": "SUM", "root": 0}}. Parts are split and joined along
-    axis 0. Source: CollectiveOperation in NvInfer.h; NCCL's collective operations.
+    TensorRT does not return the operation's parameters, so `layer.metadata` must hold them as JSON: {"collective":
+    {"operation": "ALL_REDUCE", "reduce_op": "SUM", "root": 0}}. Parts are split and concatenated along axis 0. Source:
+    CollectiveOperation in NvInfer.h; NCCL's collective operations.
     """
     operation, reduce_op, root = _parameters(layer)
     ranks = layer.settings.ranks

@@ -1,4 +1,4 @@
-"""Operations element by element, activations, softmax and scale."""
+"""Element-wise operations, activations, softmax and scale."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from trtkit.reference.layers.quantization import FP8_MAX, round_fp4
 Binary = Callable[[Tensor, Tensor], Tensor]
 Unary = Callable[[Tensor], Tensor]
 
-# MAX and MIN give the number where one side is NaN: https://github.com/NVIDIA/TensorRT/issues/4758
+# MAX and MIN return the number if one side is NaN: https://github.com/NVIDIA/TensorRT/issues/4758
 _BINARY: dict[str, Binary] = {
     "SUM": torch.add,
     "PROD": torch.mul,
@@ -37,7 +37,7 @@ _OVERWRITING: dict[str, Binary] = {
 
 
 def elementwise(layer: Layer) -> Lowered:
-    """Combine two tensors of one rank, sizes of 1 repeated. Whole numbers are divided towards zero, as in C++."""
+    """Combine two tensors of the same rank, broadcasting sizes of 1. Integer division truncates, as in C++."""
     name = layer.option("op")
     function, dtype = _BINARY[name], layer.input_dtype()
     if name == "DIV" and not dtype.is_floating_point:
@@ -60,7 +60,7 @@ def _contains(large: torch.Size, small: torch.Size) -> bool:
     return len(large) == len(small) and all(b in (1, a) for a, b in zip(large, small, strict=True))
 
 
-# ROUND goes to the even neighbour; IsInf and IsNaN give booleans: `nvinfer1::UnaryOperation` in NvInfer.h.
+# ROUND rounds ties to even; IsInf and IsNaN return booleans: `nvinfer1::UnaryOperation` in NvInfer.h.
 _UNARY: dict[str, Unary] = {
     "EXP": torch.exp,
     "LOG": torch.log,
@@ -96,7 +96,7 @@ def unary(layer: Layer) -> Op:
 
 
 def select(_layer: Layer) -> Op:
-    """Take elements of input 1 where the condition holds, of input 2 elsewhere."""
+    """Take elements of input 1 where the condition is true, and of input 2 elsewhere."""
     return torch.where
 
 
@@ -106,8 +106,8 @@ _LIMITS = {"int32": (-2147483648, 2147483647), "int8": (-128, 127), "uint8": (0,
 def cast(layer: Layer) -> Lowered:
     """Convert to the output's type.
 
-    Floats become whole numbers by dropping the fraction; those out of range become the nearest limit and NaN
-    becomes 0, as NVIDIA GPUs convert (PTX ISA, `cvt`), where C++ and torch leave it undefined. fp8 and fp4 saturate.
+    Floats are truncated to integers; out-of-range values become the nearest limit and NaN becomes 0, as NVIDIA GPUs
+    convert (PTX ISA, `cvt`), whereas C++ and torch leave it undefined. fp8 and fp4 saturate.
     """
     source, target = layer.input_dtype(), layer.output_dtype()
     name = layer.outputs[0].dtype.name
@@ -148,7 +148,7 @@ _ROUNDS_MORE_THAN_ONCE = ("SOFTSIGN", "SELU", "SOFTPLUS", "HARD_SIGMOID", "SCALE
 
 
 def activation(layer: Layer) -> Lowered:
-    """Apply a function to each element; alpha and beta as `nvinfer1::ActivationType` says."""
+    """Apply a function to each element, with alpha and beta as in `nvinfer1::ActivationType`."""
     kind, dtype = layer.option("type"), layer.input_dtype()
     alpha, beta = layer.real("alpha"), layer.real("beta")
     if kind == "CLIP" and not dtype.is_floating_point:
@@ -163,7 +163,7 @@ def activation(layer: Layer) -> Lowered:
 
 
 def _function(kind: str, alpha: float, beta: float) -> Callable[[Tensor], Tensor]:
-    """Return the activation with its parameters filled in."""
+    """Return the activation with its parameters bound."""
     if kind in _PLAIN:
         return _PLAIN[kind]
     if kind in _ALPHA:
@@ -174,7 +174,7 @@ def _function(kind: str, alpha: float, beta: float) -> Callable[[Tensor], Tensor
 
 
 def _overwriting(kind: str, alpha: float, beta: float) -> Callable[[Tensor], Tensor] | None:
-    """Return the activation computed in its input's memory, where there is such a form."""
+    """Return the activation computed in its input's memory, if it has such a form."""
     if kind == "CLIP" and alpha <= beta:
         return lambda x: x.clamp_(alpha, beta)
     if kind == "LEAKY_RELU":

@@ -1,4 +1,4 @@
-"""Products of matrices; those with constant ones on weights in the form that a processor reads fastest."""
+"""Matrix products; those with constant matrices use weights in the processor's fastest layout."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 # Shapes: R rows, K inputs, N outputs, G blocks of inputs.
 
 _PACKED_SIZE = 64
-"""Rows and columns from which a matrix is worth packing."""
+"""Minimum rows and columns for packing a matrix."""
 
 FEW_ROWS = 12
-"""Rows up to which torch's own fp16 product on CPUs is faster than one in fp32 on converted matrices; measured."""
+"""Maximum rows for which torch's own fp16 product on CPUs is faster than fp32 on converted matrices; measured."""
 
 Product = Callable[[Tensor], Tensor]
-"""From rows [.., K] to their products [.., N]."""
+"""Maps rows [.., K] to their products [.., N]."""
 
 
 def matrix_multiply(layer: Layer) -> Lowered:
-    """Multiply collections of matrices or vectors, transposed where the layer says so."""
+    """Multiply batches of matrices or vectors, transposed as the layer specifies."""
     left, right = layer.option("op0"), layer.option("op1")
     multiply = _multiplication(layer)
 
@@ -45,21 +45,22 @@ def matrix_multiply(layer: Layer) -> Lowered:
 
 
 def _multiplication(layer: Layer) -> Op:
-    """Return torch's product, or one that sums in the type that the layer's are summed in."""
+    """Return torch's product, or one with the layer's accumulation type."""
     dtype = layer.input_dtype()
     return torch.matmul if layer.precision.accumulation(dtype) == dtype else summed_in_fp32
 
 
 def _as_one_matrix(b: Tensor) -> Tensor:
-    """Return a collection of one matrix as that matrix, by which torch multiplies all rows at once, much faster."""
+    """Return a batch of one matrix as a plain matrix, with which torch multiplies all rows at once, much faster."""
     leading = b.shape[:-2]
     return b.squeeze(tuple(range(len(leading)))) if leading.numel() == 1 else b
 
 
 def summed_in_fp32(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply fp16 matrices; sums in fp32, the result rounded to fp16.
+    """Multiply fp16 matrices, accumulating in fp32 and rounding the result to fp16.
 
-    torch does so itself for few rows times a transposed matrix, without converting it: how a model writes one token.
+    torch itself does so for few rows times a transposed matrix, without converting it, which is how a model decodes one
+    token.
     """
     is_few = b.dim() == 2 and b.stride(0) == 1 and a.numel() <= FEW_ROWS * a.shape[-1]
     if is_few and _torch_sums_in_fp32():
@@ -69,16 +70,16 @@ def summed_in_fp32(a: Tensor, b: Tensor) -> Tensor:
 
 @cache
 def _torch_sums_in_fp32() -> bool:
-    """Whether torch's fp16 products of few rows are exact here where partial sums leave fp16's range and precision."""
+    """Whether torch's fp16 products of few rows are exact here if partial sums exceed fp16's range and precision."""
     row = torch.cat((torch.full((2048,), 1001.0), torch.full((2048,), -1000.0))).half()
     products = [torch.ones(count, 4096).half() @ row.expand(3, -1).contiguous().mT for count in (1, 3, FEW_ROWS)]
     return all(bool((product == 2048).all()) for product in products)
 
 
 def constant_products(layer: Layer, matrices: Sequence[ConstantMatrix]) -> Lowered:
-    """Return the product with constant matrices, an output for each.
+    """Return the product with constant matrices, with one output per matrix.
 
-    Weights are packed when the product first runs; their own memory is then given back if it is mapped from a file.
+    Weights are packed when the product first runs; their own memory is then released if it is mapped from a file.
     """
     multiply = _multiplication(layer)
     sizes, packed = [matrix.outputs for matrix in matrices], list[Product]()
@@ -98,7 +99,7 @@ def constant_products(layer: Layer, matrices: Sequence[ConstantMatrix]) -> Lower
 
 
 def _packed_product(matrices: Sequence[ConstantMatrix], multiply: Op) -> Product:
-    """Return the product with matrices of one form side by side."""
+    """Return the product with concatenated matrices of the same form."""
     of_codes = _product_of_codes(matrices)
     if of_codes is not None:
         return of_codes
@@ -120,7 +121,7 @@ def _release(matrices: Sequence[ConstantMatrix]) -> None:
 
 
 def _dense_product(matrix: Tensor) -> Product | None:
-    """Return the product with a matrix [N, K] in a library's layout, or None if torch's is as fast."""
+    """Return the product with a matrix [N, K] in a library's layout, or None if torch's own is as fast."""
     if min(matrix.shape) < _PACKED_SIZE:
         return None
     is_faster = (
@@ -134,7 +135,7 @@ def _dense_product(matrix: Tensor) -> Product | None:
 
 @cache
 def _adds_fp16() -> bool:
-    """Whether oneDNN multiplies fp16 here, and adds in fp32 where partial sums leave fp16's range and precision."""
+    """Whether oneDNN multiplies fp16 here, accumulating in fp32 if partial sums exceed fp16's range and precision."""
     if not torch._C._has_mkldnn or not torch.ops.mkldnn._is_mkldnn_fp16_supported():
         return False
     row = torch.cat((torch.full((2048,), 1001.0), torch.full((2048,), -1000.0))).half()
@@ -145,7 +146,7 @@ def _adds_fp16() -> bool:
 
 
 def _product_of_codes(matrices: Sequence[ConstantMatrix]) -> Product | None:
-    """Return the product with quantized matrices, read as codes; None if no kernel does so exactly."""
+    """Return the product with quantized matrices, read as codes; None if no kernel computes it exactly."""
     first = matrices[0]
     if first.scales is None:
         return None
@@ -161,22 +162,22 @@ def _product_of_codes(matrices: Sequence[ConstantMatrix]) -> Product | None:
 
 
 def _codes(matrices: Sequence[ConstantMatrix]) -> Tensor:
-    """Return codes [N, K] of matrices side by side."""
+    """Return codes [N, K] of concatenated matrices."""
     return _side_by_side([each.codes() if each.is_transposed else each.codes().mT for each in matrices])
 
 
 def _scales(matrices: Sequence[ConstantMatrix]) -> Tensor:
-    """Return fp32 scales [N, G] of matrices side by side."""
+    """Return fp32 scales [N, G] of concatenated matrices."""
     return torch.cat([matrix.output_scales() for matrix in matrices])
 
 
 _DIGIT_BITS, _ZERO = 8, 128  # digits are -128 to 127, held as 0 to 255
 _DIGITS = 3
-"""Digits of a row's number: 24 bits below its largest, as many as fp32 has."""
+"""Digits of a row's number: 24 bits below its largest one, as many as fp32 has."""
 
 
 class _Digits:
-    """A product with int8 codes [N, K], read as they are: rows as digits of a byte, multiplied and added exactly."""
+    """An exact product with int8 codes [N, K], read as they are: rows are split into one-byte digits."""
 
     def __init__(self, codes: Tensor, scales: Tensor) -> None:
         self._codes = torch.ops.onednn.qlinear_prepack(codes.contiguous(), [_DIGITS, codes.shape[1]])
@@ -197,7 +198,7 @@ class _Digits:
         return y.to(a.dtype).view(*a.shape[:-1], -1)
 
     def _sums(self, positive: Tensor, step: float = 1.0) -> Tensor:
-        """Return products of rows of positive whole numbers, less their offset, with the matrix."""
+        """Return products of the matrix with rows of positive integers, minus their offset."""
         whole = positive.to(torch.int32)
         digits = whole.view(torch.uint8).view(whole.numel(), 4).mT[:_DIGITS].reshape(-1, whole.shape[1])
         sums = _sums_of_codes(digits, step, self._codes, self._scales, self._zeros)
@@ -217,7 +218,7 @@ def _sums_of_codes(digits: Tensor, step: float, codes: Tensor, scales: Tensor, z
 
 @cache
 def _adds_codes_exactly() -> bool:
-    """Whether oneDNN's int8 products are exact: processors that add two of them in 16 bits saturate."""
+    """Whether oneDNN's int8 products are exact: they saturate on processors that add two of them in 16 bits."""
     if not hasattr(torch.ops.onednn, "qlinear_pointwise") or not torch._C._has_mkldnn:
         return False
     digits = torch.tensor([[0, 255] * 256, [255] * 512, [0] * 512, [128, 129] * 256], dtype=torch.uint8)
@@ -232,7 +233,7 @@ _INT_COLUMNS = 32  # torch's kernel for int8 reads beyond the ends of rows of ot
 
 
 def _bf16_kernel(matrices: Sequence[ConstantMatrix]) -> Product | None:
-    """Return the product of rows [R, K] by torch's kernel for int8 or int4, which takes bf16 rows and scales only."""
+    """Return the product of rows [R, K] by torch's int8 or int4 kernel, which accepts only bf16 rows and scales."""
     first, scales, dtype = matrices[0], _scales(matrices), torch.bfloat16
     if first.dtype != dtype or not torch.equal(scales, scales.to(dtype).float()):
         return None
@@ -250,11 +251,11 @@ def _bf16_kernel(matrices: Sequence[ConstantMatrix]) -> Product | None:
 
 
 MANY_ROWS = {"int8": 24, "int4": 56}
-"""Rows from which dequantizing matrices for a product costs less than a kernel that reads their codes; measured."""
+"""Rows from which dequantizing the matrices is faster than a kernel that reads their codes; measured."""
 
 
 class _FewRows:
-    """A product with quantized matrices by a kernel for few rows; for many, they are dequantized each time."""
+    """A product with quantized matrices by a kernel for few rows; for many rows, they are dequantized each time."""
 
     def __init__(self, matrices: Sequence[ConstantMatrix], kernel: Product) -> None:
         self._matrices, self._kernel = matrices, kernel

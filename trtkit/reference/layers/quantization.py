@@ -19,7 +19,7 @@ _TINY = 2.0**-127
 def quantize(layer: Layer) -> Op:
     """Divide by the scale, round to the nearest value of the output type (ties to even), saturate.
 
-    The scale is one number, one per index of the layer's axis, or one per block. Inputs: data, scale, zero point.
+    The scale is a single number, one per index of the layer's axis, or one per block. Inputs: data, scale, zero point.
     """
     axis = layer.number("axis")
     rounding = _ROUNDINGS[layer.outputs[0].dtype.name]
@@ -37,7 +37,7 @@ def quantize(layer: Layer) -> Op:
 
 
 def dequantize(layer: Layer) -> Op:
-    """Multiply by the scale, in fp32 at least, and round to the output type. Inputs: data, scale, zero point."""
+    """Multiply by the scale, in at least fp32, and round to the output type. Inputs: data, scale, zero point."""
     axis, target = layer.number("axis"), layer.output_dtype()
 
     def run(x: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Tensor:
@@ -47,7 +47,7 @@ def dequantize(layer: Layer) -> Op:
 
 
 def dequantized(x: Tensor, scale: Tensor, zero_point: Tensor | None, axis: int, target: torch.dtype) -> Tensor:
-    """Return codes times their scale in fp32 at least, rounded to the target type."""
+    """Return codes times their scale, computed in at least fp32 and rounded to the target type."""
     wide = torch.float64 if target == torch.float64 else torch.float32
     factor = spread_scale(scale, x.shape, axis).to(wide)
     value = x.to(wide)
@@ -57,9 +57,9 @@ def dequantized(x: Tensor, scale: Tensor, zero_point: Tensor | None, axis: int, 
 
 
 def spread_scale(scale: Tensor, shape: torch.Size, axis: int) -> Tensor:
-    """Return the scale, fp32 at least, in a form that broadcasts to `shape`.
+    """Return the scale, in at least fp32, in a form that broadcasts to `shape`.
 
-    A scale of the data's rank has one number per block: the block's size is the ratio of the sizes.
+    A scale of the data's rank has one number per block: the block size is the ratio of the sizes.
     """
     wide = scale if scale.dtype == torch.float64 else scale.float()
     if scale.numel() == 1:
@@ -92,7 +92,7 @@ _ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def dynamic_quantize(layer: Layer) -> Op:
-    """Quantize each block by a scale taken from its largest magnitude; return data and scales.
+    """Quantize each block with a scale computed from its largest magnitude; return data and scales.
 
     NVFP4: scale = fp8(amax / 6 / double-quantization scale). MXFP8: scale = the power of two at or above amax / 448
     (https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/BlockScaling.html). Inputs: data, the

@@ -12,7 +12,7 @@ Reduction = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 
 
 def reduce(layer: Layer) -> Op:
-    """Reduce axes; sums of whole numbers keep their type, their average drops the fraction."""
+    """Reduce axes; integer sums keep their type, and integer averages truncate."""
     axes, keep, dtype = layer.axes(), layer.flag("keep_dims"), layer.input_dtype()
     reduction = _REDUCTIONS[layer.option("op")]
     if not axes:
@@ -37,7 +37,7 @@ def _product(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
 
 
 def _extreme(x: Tensor, axes: tuple[int, ...], keep: bool, is_max: bool) -> Tensor:
-    """Return the maximum or minimum; of no elements, the lowest or highest value of the type."""
+    """Return the maximum or minimum; for no elements, the lowest or highest value of the type."""
     if all(x.shape[axis] for axis in axes):
         return x.amax(axes, keep) if is_max else x.amin(axes, keep)
     limits = None if x.is_floating_point() else torch.iinfo(x.dtype)
@@ -56,7 +56,7 @@ _REDUCTIONS: dict[str, Reduction] = {
 
 
 def top_k(layer: Layer) -> Op:
-    """Return the k largest or smallest along one axis, sorted, and their positions; of equals the first leads."""
+    """Return the k largest or smallest along one axis, sorted, and their positions; ties keep their order."""
     (axis,) = layer.axes()
     is_max, stated = layer.option("op") == "MAX", layer.number("k")
     index_dtype = layer.output_dtype(1)
@@ -74,7 +74,7 @@ def top_k(layer: Layer) -> Op:
 
 
 def cumulative(layer: Layer) -> Op:
-    """Sum along an axis up to each element, from either end, with or without the element itself."""
+    """Compute cumulative sums along an axis, in either direction, inclusive or exclusive."""
     is_exclusive, is_reverse, dtype = layer.flag("exclusive"), layer.flag("reverse"), layer.input_dtype()
 
     def run(x: Tensor, axis: Tensor) -> Tensor:
@@ -92,10 +92,10 @@ def cumulative(layer: Layer) -> Op:
 
 
 def normalization(layer: Layer) -> Op:
-    """Compute (x - mean) / sqrt(variance + epsilon) * scale + bias, statistics in fp32 at least.
+    """Compute (x - mean) / sqrt(variance + epsilon) * scale + bias, with statistics in at least fp32.
 
-    With groups, channels are split first. scale and bias broadcast to the input; [1, groups, 1, 1] is spread over
-    the channels of each group. Source: INormalizationLayer in NvInfer.h.
+    With groups, channels are split first. scale and bias broadcast to the input; [1, groups, 1, 1] is repeated over the
+    channels of each group. Source: INormalizationLayer in NvInfer.h.
     """
     axes, epsilon = layer.axes(), layer.real("epsilon")
     groups, dtype = layer.number("num_groups"), layer.input_dtype()
@@ -113,7 +113,7 @@ def normalization(layer: Layer) -> Op:
 
 
 def _is_layer_norm(axes: tuple[int, ...], x: Tensor, weight: Tensor, bias: Tensor) -> bool:
-    """Whether torch's layer norm computes it: the last axes, with one parameter per element of them."""
+    """Whether torch's layer norm applies: the last axes, with one parameter per element of them."""
     return all(
         axes == tuple(range(x.dim() - len(axes), x.dim()))
         and parameter.shape[axes[0] - x.dim() :] == x.shape[axes[0] :]
@@ -142,14 +142,14 @@ def _spread(parameter: Tensor, x: Tensor) -> Tensor:
 
 
 def einsum(layer: Layer) -> Op:
-    """Sum products by an Einstein equation; ellipsis and repeated labels included."""
+    """Sum products by an Einstein equation, including ellipsis and repeated labels."""
     equation, dtype = layer.option("equation").replace(" ", ""), layer.input_dtype()
     compute = layer.precision.accumulation(dtype)
     return lambda *operands: torch.einsum(equation, *[item.to(compute) for item in operands]).to(dtype)
 
 
 def constant(layer: Layer) -> Lowered:
-    """Return the layer's weights in its shape, without a copy where the API gives their memory."""
+    """Return the layer's weights in its shape, without a copy if the API exposes their memory."""
     shape = layer.ints("shape")
     assert shape is not None
     value = layer.weights("weights", layer.outputs[0].dtype)
@@ -164,7 +164,7 @@ def mixture_of_experts(layer: Layer) -> Op:
 
     Inputs: hidden states [.., D], expert numbers [.., k], scores [.., k], gate and up weights [E, D, F], down weights
     [E, F, D], their biases [E, F], [E, F], [E, D], scale of the fp8 down activations. SwiGLU with parameters:
-    silu(alpha * gate) / alpha * (up + beta), gate and up clamped to the limit. Source: IMoELayer in NvInfer.h.
+    silu(alpha * gate) / alpha * (up + beta), with gate and up clamped to the limit. Source: IMoELayer in NvInfer.h.
     """
     dtype = layer.input_dtype()
     limit, alpha, beta = (layer.real(f"swiglu_param_{name}") for name in ("limit", "alpha", "beta"))

@@ -1,4 +1,4 @@
-"""Rearrange, pick and make elements: shuffle, slice, gather, scatter, fill."""
+"""Rearranging, selecting and generating elements: shuffle, slice, gather, scatter, fill."""
 
 import math
 import os
@@ -13,7 +13,7 @@ from trtkit.reference.layer import Layer, Lowered, Op, Tensor, sizes
 def shuffle(layer: Layer) -> Lowered:
     """Transpose, reshape, transpose. The sizes come from the layer or from input 1.
 
-    0 copies the input's size where `zero_is_placeholder`, -1 takes what is left. Source: IShuffleLayer in NvInfer.h.
+    0 copies the input's size if `zero_is_placeholder`, -1 is inferred. Source: IShuffleLayer in NvInfer.h.
     """
     zero_copies = layer.flag("zero_is_placeholder")
     stated = None if layer.has_input(1) else layer.ints("reshape_dims")
@@ -37,7 +37,7 @@ def shuffle(layer: Layer) -> Lowered:
 
 
 def _permutation(padded: tuple[int, ...] | None, rank: int) -> tuple[int, ...] | None:
-    """Return a permutation of `rank` axes, None if it changes nothing."""
+    """Return a permutation of `rank` axes, None if it is the identity."""
     order = None if padded is None else padded[:rank]
     return None if order == tuple(range(rank)) else order
 
@@ -45,7 +45,7 @@ def _permutation(padded: tuple[int, ...] | None, rank: int) -> tuple[int, ...] |
 def _resolved(wanted: list[int], x: Tensor, zero_copies: bool) -> list[int]:
     """Return sizes without the placeholders 0 and -1.
 
-    Of no elements, -1 could be any size; it is then what it would be if an empty axis that stays had one element.
+    Without elements, -1 could be any size; it is then computed as if an empty axis that is kept had one element.
     """
     if zero_copies and 0 in wanted:
         wanted = [x.shape[axis] if size == 0 else size for axis, size in enumerate(wanted)]
@@ -58,7 +58,7 @@ def _resolved(wanted: list[int], x: Tensor, zero_copies: bool) -> list[int]:
 
 
 def squeeze(layer: Layer) -> Lowered:
-    """Remove the axes of size 1 that input 1 names; without it, those that are statically 1."""
+    """Remove the axes of size 1 listed in input 1; without it, those that are statically 1."""
     if layer.has_input(1):
         return Lowered(lambda x, axes: x.squeeze(tuple(axis % x.dim() for axis in sizes(axes))), is_view=True)
     stated = tuple(axis for axis, size in enumerate(layer.input_shape(0)) if size == 1)
@@ -66,7 +66,7 @@ def squeeze(layer: Layer) -> Lowered:
 
 
 def unsqueeze(layer: Layer) -> Lowered:
-    """Insert axes of size 1 at the output's axes that input 1 names."""
+    """Insert axes of size 1 at the output axes listed in input 1."""
     known = layer.known_input(1)
     stated = None if known is None else sizes(known)
 
@@ -86,7 +86,7 @@ def shape(_layer: Layer) -> Op:
 
 
 def concatenation(layer: Layer) -> Op:
-    """Join tensors along one axis."""
+    """Concatenate tensors along one axis."""
     axis = layer.number("axis")
     return lambda *parts: torch.cat(parts, axis)
 
@@ -118,7 +118,7 @@ def reverse_sequence(layer: Layer) -> Op:
 
 
 def assertion(layer: Layer) -> Op:
-    """Raise ExecutionError with the layer's message where an element is false."""
+    """Raise ExecutionError with the layer's message if any element is false."""
     message = layer.option("message")
 
     def run(condition: Tensor) -> tuple[()]:
@@ -130,7 +130,7 @@ def assertion(layer: Layer) -> Op:
 
 
 def one_hot(layer: Layer) -> Op:
-    """Set on_value where the new axis equals the index, off_value elsewhere; an index out of range sets nothing.
+    """Set on_value where the new axis equals the index, off_value elsewhere; out-of-range indices set nothing.
 
     Inputs: indices, [off_value, on_value], depth.
     """
@@ -154,8 +154,8 @@ _MOST_VIEWS = 256  # that a layer remembers, by the shapes and numbers it was gi
 def slice_layer(layer: Layer) -> Lowered:
     """Take `size` elements per axis from `start` in steps of `stride`, which may be 0 or negative.
 
-    Each comes from the layer or from an input; with axes, they speak of those axes only.
-    Source: ISliceLayer and SampleMode in NvInfer.h.
+    Each of these comes from the layer or from an input; with axes, they apply to those axes only. Source: ISliceLayer
+    and SampleMode in NvInfer.h.
     """
     mode = layer.option("mode")
     stated = {
@@ -194,7 +194,7 @@ def slice_layer(layer: Layer) -> Lowered:
 def _on_every_axis(
     x: Tensor, stated: tuple[tuple[int, ...] | None, ...], axes: tuple[int, ...] | None
 ) -> tuple[list[int], list[int], list[int]]:
-    """Return start, size and stride for all axes of x; an axis not named is taken whole."""
+    """Return start, size and stride for all axes of x; axes that are not listed are taken whole."""
     rank = x.dim()
     defaults = ([0] * rank, list(x.shape), [1] * rank)
     for whole, numbers in zip(defaults, stated, strict=True):
@@ -205,7 +205,7 @@ def _on_every_axis(
 
 
 def _is_inside(x: Tensor, start: list[int], size: list[int], stride: list[int]) -> bool:
-    """Whether no element of a slice lies outside x."""
+    """Whether all elements of a slice are inside x."""
     for length, first, count, step in zip(x.shape, start, size, stride, strict=True):
         last = first + (count - 1) * step
         if count > 0 and not (min(first, last) >= 0 and max(first, last) < length):
@@ -214,12 +214,12 @@ def _is_inside(x: Tensor, start: list[int], size: list[int], stride: list[int]) 
 
 
 def _slice(start: int, count: int, stride: int) -> slice:
-    """Return what a slice reads along one axis, as an index."""
+    """Return a slice's positions along one axis, as a Python slice."""
     return slice(start, start + (count - 1) * stride + 1, max(stride, 1)) if count else slice(0, 0)
 
 
 def _indexed(x: Tensor, start: list[int], size: list[int], stride: list[int]) -> Tensor:
-    """Return the slice by one index for each axis, some of them backward or many times the same."""
+    """Return the slice by indexing each axis, for backward or repeated positions."""
     for axis, (first, count, step) in enumerate(zip(start, size, stride, strict=True)):
         if (first, count, step) != (0, x.shape[axis], 1):
             x = x.index_select(axis, _positions(first, count, step, x.device))
@@ -227,14 +227,14 @@ def _indexed(x: Tensor, start: list[int], size: list[int], stride: list[int]) ->
 
 
 def _positions(start: int, count: int, stride: int, device: torch.device) -> Tensor:
-    """Return the positions that a slice reads along one axis."""
+    """Return a slice's positions along one axis."""
     return start + stride * torch.arange(count, device=device)
 
 
 def _sampled(
     x: Tensor, starts: list[int], counts: list[int], strides: list[int], mode: str, fill: Tensor | None
 ) -> Tensor:
-    """Return the slice where some positions lie outside, which the mode gives a meaning."""
+    """Return a slice with positions outside, which the mode defines."""
     if mode == "STRICT_BOUNDS":
         raise IndexError(f"slice from {starts}, size {counts}, stride {strides} reaches outside {list(x.shape)}")
     if mode == "FILL" and all(step == 1 for step in strides):
@@ -253,7 +253,7 @@ def _sampled(
 
 
 def _padded(x: Tensor, start: list[int], size: list[int], fill: Tensor | None) -> Tensor:
-    """Return the slice of stride 1 by padding, negative where it trims."""
+    """Return the slice with stride 1 by padding, negative where it trims."""
     amounts = []
     for axis in reversed(range(x.dim())):
         amounts += [-start[axis], start[axis] + size[axis] - x.shape[axis]]
@@ -266,7 +266,7 @@ def _padded(x: Tensor, start: list[int], size: list[int], fill: Tensor | None) -
 
 
 def _wrapped(position: Tensor, length: int, mode: str) -> Tensor:
-    """Return positions moved inside [0, length)."""
+    """Return positions mapped into [0, length)."""
     if mode == "WRAP":
         return position % length
     if mode == "REFLECT":
@@ -277,9 +277,9 @@ def _wrapped(position: Tensor, length: int, mode: str) -> Tensor:
 
 
 def gather(layer: Layer) -> Op:
-    """Pick elements by index: slices along an axis, single elements, or by index vectors (ONNX's three gathers).
+    """Select elements by index: slices along an axis, single elements, or by index vectors (ONNX's three gathers).
 
-    A negative index counts from the end. One outside the axis is an error here; TensorRT leaves it undefined.
+    A negative index counts from the end. Out-of-range indices are an error here; TensorRT leaves them undefined.
     """
     axis, batch_dims = layer.number("axis"), layer.number("num_elementwise_dims")
     mode = layer.option("mode")
@@ -302,12 +302,12 @@ def gather(layer: Layer) -> Op:
 
 
 def _from_start(index: Tensor, length: int) -> Tensor:
-    """Return indices with those counted from the end made positive."""
+    """Return indices with negative ones, which count from the end, made positive."""
     return torch.where(index < 0, index + length, index)
 
 
 def _gather_batched(x: Tensor, index: Tensor, axis: int, batch_dims: int) -> Tensor:
-    """Return slices along an axis; the first axes of x and index run together."""
+    """Return slices along an axis; x and index share the first axes as batch axes."""
     at = axis % x.dim()
     batch = index.shape[:batch_dims]
     columns = x.movedim(at, batch_dims)  # [batch, length, rest]
@@ -320,7 +320,7 @@ def _gather_batched(x: Tensor, index: Tensor, axis: int, batch_dims: int) -> Ten
 
 
 def _gather_nd(x: Tensor, index: Tensor, batch_dims: int) -> Tensor:
-    """Return what index vectors along the last axis point at."""
+    """Return the elements addressed by index vectors along the last axis."""
     batch = x.shape[:batch_dims]
     columns, vectors = x.reshape(-1, *x.shape[batch_dims:]), index.reshape(-1, *index.shape[batch_dims:])
     depth = index.shape[-1]
@@ -331,7 +331,7 @@ def _gather_nd(x: Tensor, index: Tensor, batch_dims: int) -> Tensor:
 
 
 def scatter(layer: Layer) -> Op:
-    """Copy data and overwrite the elements or slices that indices name; where several name one, any may win."""
+    """Copy data and overwrite the elements or slices at the indices; if several indices coincide, any may win."""
     axis = layer.number("axis")
     if layer.option("mode") == "ELEMENT":
         return lambda x, index, updates: x.scatter(axis, _from_start(index.long(), x.shape[axis]), updates)
@@ -351,15 +351,15 @@ def non_zero(layer: Layer) -> Op:
 
 
 MAX_BYTES = 8 << 30
-"""No tensor is made from numbers alone that is larger, or than a quarter of the machine's memory."""
+"""Size limit of tensors generated from numbers alone; a quarter of the machine's memory is another."""
 
 
 def fill(layer: Layer) -> Op:
     """Return a tensor of the layer's shape or that of input 0.
 
     LINSPACE: alpha + beta[i] * position along each axis i. RANDOM_UNIFORM: from alpha to beta. RANDOM_NORMAL: mean
-    alpha, deviation beta. Random values come from torch's generator, so `torch.manual_seed` repeats them; no two
-    libraries give the same ones. Source: IFillLayer in NvInfer.h.
+    alpha, deviation beta. Random values come from torch's generator, so `torch.manual_seed` reproduces them; they
+    differ between libraries. Source: IFillLayer in NvInfer.h.
     """
     operation, dtype = layer.option("operation"), layer.output_dtype()
     stated = None if layer.has_input(0) else layer.ints("shape")
@@ -393,7 +393,7 @@ def _check_size(shape: list[int], dtype: torch.dtype, where: str) -> None:
 
 
 def _ramp(shape: list[int], first: float, deltas: list[float], like: Tensor) -> Tensor:
-    """Return first + the sum over axes of position times delta, in the type and place of `like`."""
+    """Return first + the sum over axes of position times delta, in the type and on the device of `like`."""
     is_float = like.dtype.is_floating_point
     total = torch.full(shape, first if is_float else int(first), dtype=like.dtype, device=like.device)
     if len(deltas) < len(shape):

@@ -43,9 +43,9 @@ def convolution(layer: Layer) -> Lowered:
 def _packed_convolution(
     dtype: torch.dtype, kernel: Tensor, bias: Tensor | None, form: tuple[Window, int]
 ) -> Callable[[Tensor], Tensor] | None:
-    """Return a convolution of channels-last pictures on a kernel in oneDNN's layout, or None if torch's is as fast.
+    """Return a convolution of channels-last pictures with a kernel in oneDNN's layout, or None if torch's is as fast.
 
-    kernel: in the type that products are summed in. It is packed when the convolution first runs.
+    kernel: in the accumulation type. It is packed when the convolution first runs.
     """
     if not packs(kernel.dtype):
         return None
@@ -69,8 +69,8 @@ def _packed_convolution(
 def deconvolution(layer: Layer) -> Op:
     """Transpose-convolve [N, C, ...] with a kernel [C, K / groups, ...]; padding crops the result.
 
-    Output size: (input - 1) * stride + dilated kernel - padding, input * stride in the SAME modes. A negative
-    padding extends the result. Source: IDeconvolutionLayer in NvInfer.h.
+    Output size: (input - 1) * stride + dilated kernel - padding, or input * stride in the SAME modes. Negative padding
+    extends the result. Source: IDeconvolutionLayer in NvInfer.h.
     """
     window = window_of(layer, "kernel_size_nd")
     groups = layer.number("num_groups")
@@ -90,7 +90,7 @@ def deconvolution(layer: Layer) -> Op:
 
 
 def _crop(window: Window, spatial: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Return what a deconvolution cuts off before and after each axis."""
+    """Return how much a deconvolution crops before and after each axis."""
     if not window.mode.startswith("SAME"):
         return list(window.before), list(window.after)
     before, after = [], []
@@ -103,7 +103,7 @@ def _crop(window: Window, spatial: tuple[int, ...]) -> tuple[list[int], list[int
 
 
 def _parameters(layer: Layer, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor | None]:
-    """Return kernel and bias where they are weights, in the type that products are summed in."""
+    """Return kernel and bias if they are weights, in the accumulation type."""
     compute = layer.precision.accumulation(layer.input_dtype())
     kernel = None if layer.has_input(1) else layer.weights("kernel")
     bias = None if layer.has_input(2) else layer.weights("bias")
@@ -120,7 +120,7 @@ def _parameters(layer: Layer, shape: tuple[int, ...]) -> tuple[Tensor | None, Te
 def _with_parameters(
     layer: Layer, apply: Callable[[Tensor, Tensor, Tensor | None], Tensor], kernel: Tensor | None, bias: Tensor | None
 ) -> Op:
-    """Return code that adds the parameters, converting only where the sums run in another type."""
+    """Return code that adds the parameters, converting only if the accumulation type differs."""
     dtype = layer.input_dtype()
     compute = layer.precision.accumulation(dtype)
     if kernel is not None and dtype == compute:
@@ -157,7 +157,7 @@ def pooling(layer: Layer) -> Op:
 
 
 def _max_pool(x: Tensor, window: Window) -> Tensor:
-    """Return each window's maximum; padding never wins."""
+    """Return each window's maximum, ignoring padding."""
     pool = _MAX[len(window.size)]
     fits = all(2 * pad <= size for pad, size in zip(window.before, window.size, strict=True))
     if window.is_symmetric and fits:
@@ -170,8 +170,8 @@ def _max_pool(x: Tensor, window: Window) -> Tensor:
 def _average_pool(x: Tensor, window: Window, excludes_padding: bool) -> Tensor:
     """Return each window's mean.
 
-    The divisor is the window's overlap with the input, or with the padded input (never with what rounding up
-    hangs over). Source: IPoolingLayer::setAverageCountExcludesPadding in NvInfer.h.
+    The divisor is the window's overlap with the input, or with the padded input (never with the overhang from rounding
+    up). Source: IPoolingLayer::setAverageCountExcludesPadding in NvInfer.h.
     """
     pool = _AVERAGE[len(window.size)]
     fits = all(2 * pad <= size for pad, size in zip(window.before, window.size, strict=True))
@@ -193,7 +193,7 @@ def _average_pool(x: Tensor, window: Window, excludes_padding: bool) -> Tensor:
 
 
 def local_response_normalization(layer: Layer) -> Op:
-    """Divide by (k + alpha / window * sum of squares over neighbouring channels) ** beta."""
+    """Divide by (k + alpha / window * sum of squares over neighboring channels) ** beta."""
     window = layer.number("window_size")
     alpha, beta, k = (layer.real(name) for name in ("alpha", "beta", "k"))
     return lambda x: F.local_response_norm(x, window, alpha, beta, k)
@@ -218,7 +218,7 @@ class CoordinateRule:
 def resize(layer: Layer) -> Op:
     """Resize any axes to given sizes, or by scales: floor(size * scale).
 
-    Where scales are given, positions are mapped with them, not with the ratio of the sizes (as in ONNX).
+    If scales are given, positions are mapped with them rather than with the ratio of the sizes (as in ONNX).
     """
     rule = CoordinateRule(
         layer.option("resize_mode"),
@@ -249,7 +249,7 @@ def resize(layer: Layer) -> Op:
 
 
 def _by_torch(x: Tensor, wanted: list[int], scales: list[float], rule: CoordinateRule) -> Tensor | None:
-    """Return torch's own bilinear or nearest resize where it computes the same, else None."""
+    """Return torch's own bilinear or nearest resize if it computes the same, otherwise None."""
     if x.dim() != 4 or wanted[:2] != list(x.shape[:2]) or not x.is_floating_point() or x.dtype.itemsize < 4:
         return None
     if scales and any(scale != size / old for scale, size, old in zip(scales, wanted, x.shape, strict=True)):
@@ -271,7 +271,7 @@ def _by_torch(x: Tensor, wanted: list[int], scales: list[float], rule: Coordinat
 
 
 def _resize_axis(x: Tensor, axis: int, size: int, rule: CoordinateRule, scale: float) -> Tensor:
-    """Return x with one axis resized: each mode is a product of one-dimensional ones."""
+    """Return x with one axis resized: every mode is separable into one-dimensional ones."""
     position = _source(torch.arange(size, dtype=torch.float64, device=x.device), x.shape[axis], rule, scale)
     if rule.mode == "NEAREST":
         return x.index_select(axis, _nearest(position, rule.rounding).clamp(0, x.shape[axis] - 1))
@@ -296,7 +296,7 @@ def _source(out: Tensor, length: int, rule: CoordinateRule, scale: float) -> Ten
 
 
 def _nearest(position: Tensor, rounding: str) -> Tensor:
-    """Return whole positions by TensorRT's ResizeRoundMode."""
+    """Return positions rounded by TensorRT's ResizeRoundMode."""
     if rounding == "HALF_UP":
         rounded = torch.floor(position + 0.5)
     elif rounding == "HALF_DOWN":
@@ -307,7 +307,7 @@ def _nearest(position: Tensor, rounding: str) -> Tensor:
 
 
 def _taps(position: Tensor, length: int, rule: CoordinateRule) -> Weights:
-    """Return the input positions that make up each output, and their weights."""
+    """Return the input positions that contribute to each output, and their weights."""
     low = torch.floor(position)
     if rule.mode == "LINEAR":
         offsets = torch.tensor([0, 1], device=position.device)
@@ -324,7 +324,7 @@ def _taps(position: Tensor, length: int, rule: CoordinateRule) -> Weights:
 
 
 def _cubic(part: Tensor, a: float) -> Tensor:
-    """Return the weights of four neighbours (Keys 1981, coefficient a)."""
+    """Return the weights of four neighbors (Keys 1981, coefficient a)."""
     far, near, next_near, next_far = part + 1, part, 1 - part, 2 - part
     inner = [((a + 2) * d - (a + 3)) * d * d + 1 for d in (near, next_near)]
     outer = [((a * d - 5 * a) * d + 8 * a) * d - 4 * a for d in (far, next_far)]
@@ -349,11 +349,11 @@ def grid_sample(layer: Layer) -> Op:
 
 
 def non_maximum_suppression(layer: Layer) -> Op:
-    """Keep the best boxes of each batch item and class that overlap no better one by more than the IoU threshold.
+    """Keep the best boxes of each batch item and class whose IoU with every better one is within the threshold.
 
-    Inputs: boxes [B, n, 4] or [B, n, classes, 4], scores [B, n, classes], most boxes per class, IoU threshold, score
-    threshold, which a score must exceed. Outputs: rows (batch, class, box) by batch, then falling score; their count.
-    Of equal scores the first box leads. Source: INMSLayer in NvInfer.h.
+    Inputs: boxes [B, n, 4] or [B, n, classes, 4], scores [B, n, classes], maximum boxes per class, IoU threshold, score
+    threshold, which a score must exceed. Outputs: rows (batch, class, box) by batch, then descending score; their
+    count. Of equal scores the first box leads. Source: INMSLayer in NvInfer.h.
     """
     is_corners = layer.option("bounding_box_format") == "CORNER_PAIRS"
     limit, index_dtype = layer.number("topk_box_limit"), layer.output_dtype(0)
@@ -388,7 +388,7 @@ def _corners(boxes: Tensor, is_corners: bool) -> Tensor:
 
 
 def _suppress(boxes: Tensor, score: Tensor, overlap: float, threshold: float, most: int) -> list[int]:
-    """Return the boxes kept, best first. overlap: the most IoU of two. threshold: what scores exceed."""
+    """Return the kept boxes, best first. overlap: maximum IoU of two boxes. threshold: scores must exceed it."""
     kept: list[int] = []
     order = torch.argsort(score, descending=True, stable=True).tolist()
     for box in order:
@@ -400,7 +400,7 @@ def _suppress(boxes: Tensor, score: Tensor, overlap: float, threshold: float, mo
 
 
 def _overlap(box: Tensor, others: Tensor) -> Tensor:
-    """Return intersection over union of one box with each of others."""
+    """Return the intersection over union of one box with each of the others."""
     size = (torch.minimum(box[2:], others[:, 2:]) - torch.maximum(box[:2], others[:, :2])).clamp(min=0)
     shared = size.prod(-1)
     area = (box[2:] - box[:2]).prod() + (others[:, 2:] - others[:, :2]).prod(-1) - shared

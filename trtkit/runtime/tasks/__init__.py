@@ -1,4 +1,4 @@
-"""What a vision model's outputs say: classes, text, boxes, masks, poses, depth, embeddings."""
+"""Interpretation of a vision model's outputs: classes, text, boxes, masks, poses, depth, embeddings."""
 
 from trtkit.runtime.tasks.classes import softmax, top_classes
 from trtkit.runtime.tasks.reader import ctc_characters, ctc_scores, ctc_text

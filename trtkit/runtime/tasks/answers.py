@@ -1,4 +1,4 @@
-"""What a vision model says of one picture, by the kind of its task; each has a JSON form and a line for people."""
+"""A vision model's answer to one picture, by kind of task; each has a JSON form and a line of text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Classes:
-    """The likeliest classes, the first first. scores: probabilities. labels: empty if classes have no names."""
+    """The most likely classes in descending order. scores: probabilities. labels: empty if classes have no names."""
 
     ids: tuple[int, ...]
     scores: tuple[float, ...]
@@ -52,7 +52,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Box:
-    """An object. corners: x1, y1, x2, y2 in pixels of the picture. keypoints: x, y, score each, of a pose."""
+    """An object. corners: x1, y1, x2, y2 in pixels of the picture. keypoints: x, y, score of each, for a pose."""
 
     corners: tuple[float, float, float, float]
     score: float
@@ -66,14 +66,14 @@ class Box:
         return self.label or f"class {self.class_id}"
 
     def to_json(self) -> dict[str, object]:
-        """Return it with its corners as a list."""
+        """Return the box with its corners as a list."""
         points = {"keypoints": [_rounded(point) for point in self.keypoints]} if self.keypoints else {}
         return {**_named(self.class_id, self.score, self.label), "box": _rounded(self.corners), **points}
 
 
 @dataclass(frozen=True)
 class DetectedBoxes:
-    """The objects of a picture, the surest first."""
+    """The objects in a picture, by descending score."""
 
     boxes: tuple[Box, ...]
 
@@ -97,7 +97,7 @@ class ClassMap:
     labels: tuple[str, ...] = ()
 
     def shares(self) -> list[tuple[int, float]]:
-        """Return each class that there is with its share of the picture, the largest first."""
+        """Return each class that occurs with its share of the picture, largest first."""
         numbers, counts = np.unique(self.ids, return_counts=True)
         order = np.argsort(-counts, kind="stable")
         return [(int(numbers[index]), float(counts[index] / self.ids.size)) for index in order]
@@ -122,12 +122,12 @@ class ClassMap:
 
 @dataclass(frozen=True, eq=False)
 class DepthMap:
-    """A value for every pixel [H, W] of the picture, as far as the model says what it means."""
+    """A value for every pixel [H, W] of the picture, in whatever unit the model defines."""
 
     values: Array
 
     def to_json(self) -> dict[str, object]:
-        """Return its range; the map itself is drawn or saved."""
+        """Return the range of values; the map itself is drawn or saved."""
         return {"depth": {"min": float(self.values.min()), "max": float(self.values.max())}}
 
     def __str__(self) -> str:
@@ -146,19 +146,19 @@ class Embedding:
         return {"embedding": [float(value) for value in self.vector]}
 
     def __str__(self) -> str:
-        """Return its length and its first numbers."""
+        """Return its length and first numbers."""
         first = ", ".join(f"{value:.3g}" for value in self.vector[:4])
         return f"{len(self.vector)} numbers, norm {np.linalg.norm(self.vector):.4g}: {first}, ..."
 
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """The outputs as they are, of a model whose config has no `task:`."""
+    """The raw outputs of a model whose config has no `task:`."""
 
     outputs: dict[str, Array]
 
     def to_json(self) -> dict[str, object]:
-        """Return type, shape and range of each; the numbers themselves are saved."""
+        """Return type, shape and range of each output; the numbers themselves are saved."""
         return {
             "outputs": [
                 {"name": name, "dtype": value.dtype.name, "shape": list(value.shape), **_range(value)}
@@ -183,7 +183,7 @@ def _rounded(values: tuple[float, ...]) -> list[float]:
 
 
 def _range(value: Array) -> dict[str, float | None]:
-    """Return the smallest and the largest number, None if they are not finite."""
+    """Return the smallest and the largest number, each None if it is not finite."""
     if not value.size or value.dtype.kind not in "fiub":
         return {}
     low, high = float(value.min()), float(value.max())

@@ -30,9 +30,9 @@ Scores = Literal["probabilities", "sigmoid", "softmax"]
 
 @dataclass(frozen=True)
 class Detections:
-    """One image's boxes, the surest first. boxes: corners x1, y1, x2, y2 [M, 4]. scores, classes: [M].
+    """One image's boxes, by descending score. boxes: corners x1, y1, x2, y2 [M, 4]. scores, classes: [M].
 
-    rest: what else a row of the output has, as keypoints [M, R].
+    rest: other values in a row of the output, such as keypoints [M, R].
     """
 
     boxes: Array
@@ -43,7 +43,7 @@ class Detections:
 
 @dataclass(frozen=True)
 class BoxLimits:
-    """Which boxes count. max_iou: of two boxes of one class, above which the weaker goes."""
+    """Limits on boxes. max_iou: overlap of two boxes of one class above which the lower-scoring one is dropped."""
 
     min_score: float = 0.25
     max_iou: float = 0.45
@@ -51,7 +51,10 @@ class BoxLimits:
 
 
 def read_rows(rows: Array, layout: Layout, classes: int | None = None) -> list[Detections]:
-    """Return every row of one output as a box of its best class. classes: where further numbers follow the scores."""
+    """Return every row of one output as a box of its best class.
+
+    classes: their number, if more values follow the scores.
+    """
     if layout == "suppressed":
         return [_all(image[:, :4], image[:, 4], image[:, 5], image[:, 6:]) for image in rows]
     rows = rows.transpose(0, 2, 1) if layout == "channels-first" else rows
@@ -66,7 +69,7 @@ def read_rows(rows: Array, layout: Layout, classes: int | None = None) -> list[D
 def read_queries(boxes: Array, logits: Array, scores: Scores, size: WidthHeight) -> list[Detections]:
     """Return queries as boxes in pixels. size: (width, height) of the input.
 
-    With `softmax`, whose last class means nothing, a query has one class; with `sigmoid` it is a box for each
+    With `softmax`, whose last class means "no object", a query has one class; with `sigmoid` it yields a box for each
     class (as DetrImageProcessor and RTDetrImageProcessor of transformers read them).
     """
     pixels = corners(boxes) * np.array([*size, *size])
@@ -76,7 +79,7 @@ def read_queries(boxes: Array, logits: Array, scores: Scores, size: WidthHeight)
 
 
 def read_selected(counts: Array, boxes: Array, scores: Array, classes: Array) -> list[Detections]:
-    """Return what a network with NMS in it selected: counts [N, 1], boxes [N, M, 4], scores and classes [N, M]."""
+    """Return the selection of a network with its own NMS: counts [N, 1], boxes [N, M, 4], scores and classes [N, M]."""
     return [
         _all(box[:count], score[:count], kind[:count], box[:count, :0])
         for count, box, score, kind in zip(counts[:, 0].astype(int), boxes, scores, classes, strict=True)
@@ -91,7 +94,7 @@ def probabilities(logits: Array, scores: Scores) -> Array:
 
 
 def suppress(detections: Detections, limits: BoxLimits) -> Detections:
-    """Return what greedy non-maximum suppression within classes leaves, the surest first."""
+    """Return the result of greedy per-class non-maximum suppression, by descending score."""
     scores = detections.scores
     order = [int(index) for index in np.argsort(-scores, kind="stable") if scores[index] >= limits.min_score]
     kept: list[int] = []
@@ -105,13 +108,13 @@ def suppress(detections: Detections, limits: BoxLimits) -> Detections:
 
 
 def strongest(detections: Detections, limits: BoxLimits) -> Detections:
-    """Return the surest boxes of an output that needs no suppression."""
+    """Return the highest-scoring boxes of an output that needs no suppression."""
     order = np.argsort(-detections.scores, kind="stable")[: limits.max_boxes]
     return chosen(detections, [int(index) for index in order if detections.scores[index] >= limits.min_score])
 
 
 def chosen(detections: Detections, rows: Sequence[int]) -> Detections:
-    """Return some rows, in this order."""
+    """Return the selected rows, in this order."""
     index = np.array(rows, dtype=np.int64)
     fields = (detections.boxes, detections.scores, detections.classes, detections.rest)
     return Detections(*(field[index] for field in fields))
@@ -126,7 +129,7 @@ def iou(box: Array, boxes: Array) -> Array:
 
 
 def corners(boxes: Array) -> Array:
-    """Return corners of boxes [..., 4] given by center and size."""
+    """Return corners of boxes [..., 4] from center and size."""
     half = boxes[..., 2:] / 2
     return np.concatenate([boxes[..., :2] - half, boxes[..., :2] + half], -1)
 
@@ -138,7 +141,7 @@ def _best(boxes: Array, scores: Array, rest: Array) -> Detections:
 
 
 def _each_class(boxes: Array, scores: Array, rest: Array) -> Detections:
-    """Return each row [A, C] once for every class."""
+    """Return each row [A, C] once per class."""
     rows, classes = np.divmod(np.arange(scores.size), scores.shape[1])
     return _all(boxes[rows], scores.reshape(-1), classes, rest[rows])
 

@@ -1,4 +1,4 @@
-"""Read scores as classes, and the names of classes from an ONNX file."""
+"""Classes from scores, and class names from an ONNX file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
 
-# Operators that move or round values but keep what they mean.
+# Operators that move or round values without changing their meaning.
 _PASSING = {"Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "QuantizeLinear", "DequantizeLinear"}
 
 
 def top_classes(scores: Array, count: int = 5) -> list[list[int]]:
     """Return the indices of the `count` largest scores of each item, largest first.
 
-    scores: [N, classes], or with axes of size 1 after it.
+    scores: [N, classes], optionally followed by axes of size 1.
     """
     order = np.argsort(-scores.reshape(len(scores), -1).astype(np.float64), axis=-1, kind="stable")
     return [[int(index) for index in row[:count]] for row in order]
@@ -33,9 +33,9 @@ def softmax(logits: Array) -> Array:
 
 
 def scores_of(path: Path) -> Literal["probabilities", "logits"]:
-    """Return what the first output of an ONNX file holds, by the operator that computes it.
+    """Return the kind of values in the first output of an ONNX file, by the operator that computes it.
 
-    The values alone would not tell: the logits of a batch may look like probabilities.
+    The values alone cannot tell: a batch's logits may look like probabilities.
     """
     graph = read_graph(path).graph
     makers = {name: node for node in graph.node for name in node.output}
@@ -47,5 +47,5 @@ def scores_of(path: Path) -> Literal["probabilities", "logits"]:
 
 
 def metadata_labels(path: Path) -> tuple[str, ...]:
-    """Return the classes under `names` in an ONNX file's metadata, a Python dict by number; empty if it has none."""
+    """Return the class names in `names` of an ONNX file's metadata, a Python dict by number; empty if it has none."""
     return class_names(metadata_value(path, "names") or "")

@@ -1,4 +1,4 @@
-"""Read maps of pixels: the class or the depth of each, or boxes around lines of text."""
+"""Pixel maps: the class or the depth of each pixel, or boxes around lines of text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array, WidthHeight
     from trtkit.inputs.images import PicturePlacement
 
-# Pixels times channels that are held at once.
+# Limit on pixels times channels in memory at a time.
 _AT_ONCE = 1 << 25
 
 
 def class_map(logits: Array, placed: PicturePlacement, size: WidthHeight) -> Array:
-    """Return the likeliest class [H, W] of each pixel of the picture, by bilinear interpolation of logits [C, h, w].
+    """Return the most likely class [H, W] of each picture pixel, by bilinear interpolation of logits [C, h, w].
 
     size: (width, height) of the input.
     """
@@ -27,12 +27,12 @@ def class_map(logits: Array, placed: PicturePlacement, size: WidthHeight) -> Arr
 
 
 def depth_map(values: Array, placed: PicturePlacement, size: WidthHeight) -> Array:
-    """Return the value [H, W] of each pixel of the picture, by bilinear interpolation of values [h, w]."""
+    """Return the value [H, W] of each picture pixel, by bilinear interpolation of values [h, w]."""
     return _sampled(values[None], placed, size, lambda sampled: sampled[0])
 
 
 def _sampled(values: Array, placed: PicturePlacement, size: WidthHeight, read: Callable[[Array], Array]) -> Array:
-    """Return what `read` makes of values [C, h, w] at every pixel of the picture, some rows at a time."""
+    """Return `read` of the values [C, h, w] sampled at every picture pixel, computed in blocks of rows."""
     import torch
     from torch.nn.functional import grid_sample
 
@@ -49,21 +49,21 @@ def _sampled(values: Array, placed: PicturePlacement, size: WidthHeight, read: C
 
 
 def _centers(placed: PicturePlacement, size: WidthHeight, axis: int) -> Array:
-    """Return where the centers of the picture's pixels lie in the input, in grid_sample's units of -1 to 1."""
+    """Return the centers of the picture's pixels in input coordinates, in grid_sample's units of -1 to 1."""
     centers = np.arange(placed.size[axis]) + 0.5
     return np.asarray((centers * placed.scale[axis] + placed.offset[axis]) / size[axis] * 2 - 1)
 
 
-# The detector marks the core of a line; text reaches about half of its height beyond it on every side.
+# The detector marks the core of a line; its text extends about half the core's height beyond it on every side.
 MARGIN = 0.5
 THRESHOLD = 0.3
 SMALLEST_HEIGHT = 4
 
 
 def text_boxes(probability: Array, size: WidthHeight) -> Detections:
-    """Return the boxes of text lines, from top to bottom, scored by the mean probability of their cores.
+    """Return the boxes of text lines, top to bottom, scored by the mean probability of their cores.
 
-    probability: of text, [h, w]. size: (width, height) of the image that the map covers, in pixels of which boxes are.
+    probability: of text, [h, w]. size: (width, height) of the image that the map covers, in the pixels used for boxes.
 
     Source: DBNet, arXiv:1911.08947. Boxes are upright rectangles around connected regions, not DBNet's polygons.
     """

@@ -1,4 +1,4 @@
-"""Read a network's outputs as answers about pictures, as the config's `task` says."""
+"""Reads a network's outputs as answers about pictures, according to the config's `task`."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ _RANKS = {"classification": (2,), "ctc-text": (3,), "segmentation": (4,), "depth
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Which boxes of a detector count, instead of what its config says; None leaves that.
+    """Thresholds on a detector's boxes that override its config; None keeps the config's.
 
-    conf: the smallest score of a box. iou: of two boxes of one class, above which the weaker is suppressed.
+    conf: the smallest score of a box. iou: overlap of two boxes of one class above which the lower-scoring one is
+    suppressed.
     """
 
     conf: float | None = None
@@ -42,15 +43,15 @@ class Thresholds:
 
 
 NO_THRESHOLDS = Thresholds()
-"""The config's."""
+"""The config's own thresholds."""
 
 
 @dataclass(frozen=True)
 class TaskReader:
-    """How outputs become answers. task: None to return them as they are.
+    """Settings that turn outputs into answers. task: None to return outputs as they are.
 
-    labels: names of classes, empty if they have none. characters: of the text, the blank first. top_k: classes shown.
-    keypoints: of each box of a pose.
+    labels: class names, empty if there are none. characters: of the text, the blank first. top_k: classes shown.
+    keypoints: per box of a pose.
     """
 
     task: Task | None
@@ -62,7 +63,7 @@ class TaskReader:
     def read(self, outputs: Mapping[str, Array], placed: Sequence[PicturePlacement], size: WidthHeight) -> list[Answer]:
         """Return an answer for each row of a batch.
 
-        placed: where each picture lies in its input. size: (width, height) of the input.
+        placed: each picture's placement in its input. size: (width, height) of the input.
         """
         if self.task is None:
             return [
@@ -78,7 +79,7 @@ class TaskReader:
         ]
 
     def _answer(self, kind: str, value: Array, placed: PicturePlacement, size: WidthHeight) -> Answer:
-        """Return what one row of the first output says."""
+        """Return the answer in one row of the first output."""
         match kind:
             case "classification":
                 return self._classes(value)
@@ -117,7 +118,7 @@ class TaskReader:
         return self.task is not None and self.task.kind == "pose"
 
     def _names(self, ids: Sequence[int]) -> tuple[str, ...]:
-        """Return the names of classes. Raises SourceError for one that has none."""
+        """Return the names of classes. Raises SourceError for a class without a name."""
         if self.labels and (unknown := [index for index in ids if not 0 <= index < len(self.labels)]):
             what = f"the model answers class {unknown[0]}; `task.labels` names {len(self.labels)}"
             raise SourceError(what, "task.labels", "give the names of the model's own classes, and build again")
@@ -125,7 +126,7 @@ class TaskReader:
 
 
 def read_boxes(task: Task, arrays: Mapping[str, Array], size: WidthHeight) -> list[box_layouts.Detections]:
-    """Return each image's boxes in pixels of the input, of a task with `boxes`. size: (width, height) of the input."""
+    """Return each image's boxes in input pixels, for a task with `boxes`. size: (width, height) of the input."""
     options = task.boxes
     assert options is not None
     limits = box_layouts.BoxLimits(options.min_score, options.max_iou, options.max_boxes)
@@ -147,7 +148,7 @@ def read_boxes(task: Task, arrays: Mapping[str, Array], size: WidthHeight) -> li
 
 
 def with_thresholds(task: Task | None, thresholds: Thresholds) -> Task | None:
-    """Return a task with other thresholds of boxes. Raises RequestError for those that change nothing."""
+    """Return a task with other box thresholds. Raises RequestError for thresholds that have no effect."""
     changes = {"min_score": thresholds.conf, "max_iou": thresholds.iou}
     changes = {key: value for key, value in changes.items() if value is not None}
     if not changes:
@@ -173,7 +174,7 @@ _SUPPRESSED_ON_HOST = {"channels-first", "anchors"}
 
 
 def open_reader(bundle: Bundle, top_k: int = 5, thresholds: Thresholds = NO_THRESHOLDS) -> TaskReader:
-    """Return how the bundle's outputs are read.
+    """Return the reader of the bundle's outputs.
 
     Raises SourceError if they do not fit the config's task, RequestError for thresholds that do not apply.
     """
@@ -205,7 +206,7 @@ def open_reader(bundle: Bundle, top_k: int = 5, thresholds: Thresholds = NO_THRE
 
 
 def _own_labels(task: Task, bundle: Bundle) -> tuple[str, ...]:
-    """Return the classes that the model itself names in its ONNX file."""
+    """Return the class names in the model's own ONNX file."""
     if task.kind not in {"classification", "detection", "segmentation"}:
         return ()
     if task.boxes is not None and task.boxes.layout == "text-map":
@@ -214,7 +215,7 @@ def _own_labels(task: Task, bundle: Bundle) -> tuple[str, ...]:
 
 
 def _check_outputs(task: Task, outputs: Sequence[IoRecord]) -> None:
-    """Refuse outputs that the task cannot be. Raises SourceError."""
+    """Raise SourceError for outputs that do not fit the task."""
     if task.has_engine_nms and [output.name for output in outputs] == list(NMS_OUTPUTS):
         return
     shapes = ", ".join(f"`{output.name}` {list(output.shape)}" for output in outputs)
@@ -253,7 +254,7 @@ def _rows_fit(task: Task, shapes: Sequence[tuple[int, ...]]) -> bool:
 
 
 def class_count(task: Task, outputs: Sequence[IoRecord]) -> int:
-    """Return how many classes the outputs have, 0 if the shapes do not say."""
+    """Return the number of classes in the outputs, 0 if the shapes do not determine it."""
     first = outputs[0].shape
     if task.kind in {"classification", "segmentation"} or (task.boxes and task.boxes.layout == "text-map"):
         count = first[1]
@@ -268,7 +269,7 @@ def class_count(task: Task, outputs: Sequence[IoRecord]) -> int:
 
 
 def _keypoints(task: Task, outputs: Sequence[IoRecord]) -> int:
-    """Return how many keypoints a pose has, 0 if the shapes do not say."""
+    """Return the number of keypoints of a pose, 0 if the shapes do not determine it."""
     if task.kind != "pose" or task.boxes is None:
         return 0
     is_first, shape = task.boxes.layout == "channels-first", outputs[0].shape
@@ -276,7 +277,7 @@ def _keypoints(task: Task, outputs: Sequence[IoRecord]) -> int:
 
 
 def _in_floats(value: Array) -> Array:
-    """Return 16-bit floats, of which NumPy knows no bf16, as fp32."""
+    """Return 16-bit floats as fp32, since NumPy has no bf16."""
     return value.astype(np.float32) if value.dtype.kind not in "iub" else value
 
 
@@ -295,7 +296,7 @@ def ctc_text(probabilities: Array, characters: Sequence[str]) -> list[str]:
 
 
 def ctc_scores(probabilities: Array) -> list[float]:
-    """Return for each item of [N, steps, characters] the mean of its steps' best probabilities, but for blanks."""
+    """Return, per item of [N, steps, characters], the mean of the best probabilities of its non-blank steps."""
     best, is_text = probabilities.max(axis=-1), probabilities.argmax(axis=-1) != 0
     return [float(row[mask].mean()) if mask.any() else 0.0 for row, mask in zip(best, is_text, strict=True)]
 

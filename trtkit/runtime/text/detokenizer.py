@@ -1,4 +1,4 @@
-"""Text of tokens as they come, equal in the end to the text of all of them; and strings that end it."""
+"""Incremental detokenization, equal in the end to decoding all tokens at once; and stop strings."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
     from trtkit.runtime.text.tokenizer import Tokenizer
 
-# Tokens of a prompt that its answer's text may depend on: a character has four bytes.
+# Prompt tokens on which the answer's text may depend: a character has up to four bytes.
 _TAIL = 32
-# Where a decoder is not known in detail, an unfinished character waits for so many tokens; then it is broken.
+# For decoders not known in detail, an incomplete character waits for this many tokens; after that it is invalid.
 _PATIENCE = 8
 _REPLACEMENT = "\ufffd"
 
 
 class IncrementalDetokenizer:
-    """Turns the tokens of one answer into text, piece by piece.
+    """Converts the tokens of one answer to text, piece by piece.
 
-    The pieces together are what the tokenizer makes of prompt and answer, less the prompt's text. A character that is
-    not complete waits; one that the prompt's last tokens begin is given whole. Without a tokenizer all text is empty.
-    Time per token does not grow with the answer.
+    The concatenated pieces equal the tokenizer's decoding of prompt and answer, minus the prompt's text. An incomplete
+    character is held back; one that started in the prompt's last tokens is returned whole. Without a tokenizer all text
+    is empty. The time per token does not grow with the answer.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class IncrementalDetokenizer:
         self._has_tokens = False
 
     def add(self, tokens: Sequence[int]) -> str:
-        """Return the text that is certain now."""
+        """Return the text that is final so far."""
         kept = self._kept(tokens)
         self._has_tokens = self._has_tokens or bool(kept)
         return self._stream.add(kept)
 
     def finish(self) -> str:
-        """Return what was held back: an incomplete character comes out as a replacement character."""
+        """Return the text held back; an incomplete character becomes a replacement character."""
         return self._stream.finish() if self._has_tokens else ""
 
     def _kept(self, tokens: Sequence[int]) -> list[int]:
@@ -57,14 +57,14 @@ class _Stream(Protocol):
 
 
 def _stream(tokenizer: Tokenizer | None) -> _Stream:
-    """Return the way of a tokenizer: no text without one."""
+    """Return the kind of stream for a tokenizer; without one there is no text."""
     if tokenizer is None:
         return _Bytes([])
     return _Bytes(tokenizer.byte_level_table) if tokenizer.byte_level_table else _Window(tokenizer)
 
 
 class _Bytes:
-    """Byte-level BPE: every token is some bytes, whatever stands around it; the text is their UTF-8."""
+    """Byte-level BPE: each token is a byte sequence, independent of its neighbors; the text is their UTF-8."""
 
     def __init__(self, table: list[bytes]) -> None:
         self._table = table
@@ -82,11 +82,12 @@ class _Bytes:
 
 
 class _Window:
-    """Any other tokenizer: decode the token before with those that are new, and take what it adds.
+    """Any other tokenizer: decode the previous token together with the new ones, and take the added text.
 
-    The token before is there because decoders treat a text's first token apart: SentencePiece drops its space,
-    WordPiece puts none before it. Byte tokens are put together here. Where they are not UTF-8, transformers replaces
-    every byte of the run; here what was a character before the bad byte stays one, since it may have been streamed.
+    The previous token is needed because decoders treat a text's first token differently: SentencePiece drops its space,
+    WordPiece puts none before it. Byte tokens are assembled here. If they are not valid UTF-8, transformers replaces
+    every byte of the run; here a character that was complete before the invalid byte is kept, since it may have been
+    streamed.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -122,7 +123,7 @@ class _Window:
         return broken if is_open else broken + self._release()
 
     def _release(self) -> str:
-        """Return the text of the tokens that wait."""
+        """Return the text of the waiting tokens."""
         if not self._waiting:
             return ""
         text = self._text()
@@ -141,10 +142,10 @@ class _Window:
 
 
 class StopStrings:
-    """Watches one answer's text for strings that end it, wherever they fall between pieces.
+    """Watches one answer's text for stop strings, also across pieces.
 
-    The answer ends where a stop string is first complete; of several that end there, the longest counts. What may
-    still become a stop string is held back. matched: the string that was found. include: keep it in the text.
+    The answer ends where a stop string is first complete; if several end there, the longest counts. Text that may still
+    become a stop string is held back. matched: the stop string found. include: keep it in the text.
     """
 
     def __init__(self, stop: Sequence[str], include: bool = False) -> None:
@@ -154,7 +155,7 @@ class StopStrings:
         self.matched: str | None = None
 
     def add(self, text: str) -> str:
-        """Return the text that is certain not to be part of a stop string; nothing after a match."""
+        """Return the text that is certainly not part of a stop string; nothing after a match."""
         if self.matched is not None:
             return ""
         if not self._stop:
@@ -170,18 +171,18 @@ class StopStrings:
         return text[:kept]
 
     def finish(self) -> str:
-        """Return what was held back: no more text comes to complete it."""
+        """Return the text held back: no more text will complete a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _find(self, text: str) -> tuple[int, int] | None:
-        """Return start and end of the match that ends first."""
+        """Return the start and end of the match that ends first."""
         starts = ((text.find(stop), len(stop)) for stop in self._stop)
         spans = [(start, start + length) for start, length in starts if start >= 0]
         return min(spans, key=lambda span: (span[1], span[0]), default=None)
 
     def _open(self, text: str) -> int:
-        """Return how many last characters may be the beginning of a stop string."""
+        """Return the length of the longest suffix that may begin a stop string."""
         longest = max(map(len, self._stop)) - 1
         for length in range(min(longest, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stop):

@@ -1,31 +1,31 @@
-"""How much one request may hold. Without limits a single request could take the memory, or the time, of all others."""
+"""Limits on a single request, without which one request could take all memory or time from the others."""
 
 from typing import Any
 
 MAX_ANSWERS = 1024
-"""Answers of a prompt, and beams of a search."""
+"""Answers per prompt, and beams per search."""
 MAX_LOGPROBS = 1024
-"""Most likely tokens that are reported at each place."""
+"""Most likely tokens reported per position."""
 MAX_WORDS, MAX_WORD_LENGTH = 1024, 1024
-"""Words to bar, to force or to choose from; characters or tokens of each."""
+"""Words to forbid, to force or to choose from; characters or tokens of each."""
 MAX_STOPS, MAX_STOP_LENGTH = 64, 256
 """Stop strings, and characters of each: every new piece of text is searched for all of them."""
 MAX_STOP_TOKENS = 256
 MAX_SCHEMA_LENGTH, MAX_GRAMMAR_LENGTH = 65_536, 16_384
-"""Characters of a JSON schema, and of an expression or a grammar: the longest rule costs its length squared."""
+"""Characters of a JSON schema, and of a regular expression or grammar: the longest rule's cost is quadratic."""
 MAX_MULTIPLE = 10_000
-"""Least common multiple of a schema's `multipleOf`: one of 999,983 compiles for 12 seconds."""
+"""Least common multiple of a schema's `multipleOf`: one of 999,983 takes 12 seconds to compile."""
 MAX_COUNT = 2**31 - 1
-"""Of tokens: what 32 bits hold."""
+"""Limit on token counts: the largest 32-bit integer."""
 MAX_FLOAT = 1e30
-"""Of numbers that scores are computed with in fp32, which ends near 3.4e38."""
+"""Limit on numbers used for computing scores in fp32, whose range ends near 3.4e38."""
 MAX_EXPONENT = 5
-"""Of an answer's length, by which beams are judged: more leaves fp32."""
+"""Limit on the exponent of the length by which beams are scored: larger ones exceed fp32."""
 _SHOWN = 80
 
 
 def shown(value: Any) -> str:
-    """Return a value as an error shows it: its beginning, where it is long."""
+    """Return a value for an error message, truncated if it is long."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
@@ -37,7 +37,7 @@ def check_count(count: int, limit: int, of: str) -> None:
 
 
 def check_text(text: str) -> None:
-    """Raise ValueError for text that no UTF-8 can hold."""
+    """Raise ValueError for text that cannot be encoded in UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

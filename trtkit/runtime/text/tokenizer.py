@@ -1,4 +1,4 @@
-"""A bundle's tokenizer: transformers' own, from the files in the bundle, and the bytes of its tokens."""
+"""A bundle's tokenizer: transformers' own, loaded from the bundle, and the bytes of its tokens."""
 
 import json
 import re
@@ -11,15 +11,15 @@ from trtkit.errors import GenerationError, RequestError
 from trtkit.runtime.text.limits import check_text
 from trtkit.runtime.text.trial import json_settings, load_tokenizer, try_patterns, try_template
 
-# Any of them holds a vocabulary.
+# Each of these files can hold a vocabulary.
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
 
 
 class Tokenizer:
-    """From text to token ids and back.
+    """Converts text to token ids and back.
 
-    hf: transformers' tokenizer, which guides read. eos_token_ids: the tokens that end an answer. untried: the folder of
-    a chat template that is to be tried, with limits, before it is first used.
+    hf: transformers' tokenizer, which guided decoding reads. eos_token_ids: the tokens that end an answer. untried: the
+    folder of a chat template that is still to be tried, within limits, before its first use.
     """
 
     def __init__(self, hf: Any, eos_token_ids: tuple[int, ...] = (), untried: Path | None = None) -> None:
@@ -35,7 +35,7 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Tokens, added ones included. The model's own `vocab_size` may be larger: padding."""
+        """Number of tokens, including added ones. The model's own `vocab_size` may be larger, because of padding."""
         return len(self.hf)
 
     @cached_property
@@ -51,12 +51,12 @@ class Tokenizer:
 
     @cached_property
     def ids(self) -> frozenset[int]:
-        """Every id that has a token."""
+        """All ids that have a token."""
         return frozenset(self.hf.get_vocab().values())
 
     @cached_property
     def byte_level_table(self) -> list[bytes]:
-        """Each token's bytes where this is byte-level BPE, else empty."""
+        """Each token's bytes for byte-level BPE; empty for other tokenizers."""
         is_byte_level = [kind for kind in decoders(self.hf) if kind != "Fuse"] == ["ByteLevel"]
         return byte_level_table(self.hf.get_vocab()) if is_byte_level else []
 
@@ -66,27 +66,27 @@ class Tokenizer:
         return byte_fallbacks(self.hf.get_vocab()) if "ByteFallback" in decoders(self.hf) else {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the tokens of a text; `add_special_tokens` adds what the tokenizer puts around one, as `<s>`.
+        """Return the tokens of a text; `add_special_tokens` adds the tokenizer's surrounding tokens, such as `<s>`.
 
-        Several threads may call it at once. Raises RequestError for half a surrogate pair, which is not text.
+        Thread-safe. Raises RequestError for an unpaired surrogate, which is not valid text.
         """
         _check_text(text)
         return [int(token) for token in self.hf.encode(text, add_special_tokens=add_special_tokens)]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of tokens, as it stands: spaces before punctuation are kept. Unknown ids give nothing."""
+        """Return the text of tokens without clean-up: spaces before punctuation are kept. Unknown ids yield nothing."""
         options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
         return str(self.hf.decode([int(token) for token in ids], **options))
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the tokenizer says how a conversation is written."""
+        """Whether the tokenizer has a chat template."""
         return bool(self.hf.chat_template)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
         """Return the tokens of a conversation, opened for the assistant's answer.
 
-        messages: `{"role": ..., "content": ...}` each. Raises RequestError where the template does not take them,
+        messages: `{"role": ..., "content": ...}` each. Raises RequestError if the template rejects them,
         GenerationError if it takes too much time or memory.
         """
         if not self.has_chat_template:
@@ -106,15 +106,15 @@ class Tokenizer:
         return [int(token_id) for token_id in ids]
 
     def token_id(self, text: str) -> int | None:
-        """Return the id of a token by its text, as `<|im_end|>`; None if there is no such token."""
+        """Return the id of a token by its text, such as `<|im_end|>`; None if there is no such token."""
         token = self.hf.get_vocab().get(text)
         return None if token is None else int(token)
 
 
 def open_tokenizer(folder: Path) -> Tokenizer | None:
-    """Return the tokenizer in a bundle's `model/` folder, None if it has none: then prompts are token ids.
+    """Return the tokenizer in a bundle's `model/` folder; None if it has none, in which case prompts are token ids.
 
-    Raises GenerationError where its files cannot be read.
+    Raises GenerationError if its files cannot be read.
     """
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         return None
@@ -126,14 +126,14 @@ def open_tokenizer(folder: Path) -> Tokenizer | None:
         what = f"the tokenizer cannot be loaded: {type(error).__name__}: {error}"
         raise GenerationError(what, str(folder), "build the bundle again from a source whose tokenizer loads") from None
     if getattr(hf, "is_fast", False):
-        # What transformers would do at the first call, where another thread may be reading them.
+        # transformers would do this at the first call, when another thread may be reading them.
         hf.backend_tokenizer.no_truncation()
         hf.backend_tokenizer.no_padding()
     return Tokenizer(hf, eos_token_ids(folder) or tuple(_ids(hf.eos_token_id)), folder)
 
 
 def _check_text(text: str) -> None:
-    """Raise RequestError for half a surrogate pair."""
+    """Raise RequestError for an unpaired surrogate."""
     try:
         check_text(text)
     except ValueError as error:
@@ -141,7 +141,7 @@ def _check_text(text: str) -> None:
 
 
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """Return the tokens that end an answer: of `generation_config.json`, else of `config.json`, else none."""
+    """Return the tokens that end an answer: from `generation_config.json`, else `config.json`, else an empty tuple."""
     for name in ("generation_config.json", "config.json"):
         value = json_settings(folder / name).get("eos_token_id")
         try:
@@ -165,7 +165,7 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
 def decoders(hf: Any) -> list[str]:
-    """Return the kinds of a tokenizer's decoders in order; none if transformers decodes in Python."""
+    """Return the kinds of a tokenizer's decoders in order; empty if transformers decodes in Python."""
     backend = getattr(hf, "backend_tokenizer", None)
     if backend is None or backend.decoder is None:
         return []
@@ -194,13 +194,13 @@ def byte_fallbacks(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
 
 
 def _bytes(content: str, of_char: Mapping[str, int]) -> bytes:
-    """Return a token's bytes; one with a character outside the alphabet, as an added token may have, is plain text."""
+    """Return a token's bytes; one with a character outside the alphabet, such as an added token, is plain text."""
     values = [of_char.get(char) for char in content]
     return content.encode() if None in values else bytes(value for value in values if value is not None)
 
 
 def _byte_of_char() -> dict[str, int]:
-    """Return GPT-2's alphabet (`bytes_to_unicode`): printable bytes represent themselves, the rest from U+0100 on."""
+    """Return GPT-2's alphabet (`bytes_to_unicode`): printable bytes map to themselves, the rest to U+0100 onwards."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     shown = {chr(byte): byte for byte in printable}

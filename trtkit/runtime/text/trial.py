@@ -1,7 +1,7 @@
-"""A tokenizer's patterns and its chat template, tried in a child process with limits before they are used here.
+"""Trial of a tokenizer's patterns and chat template in a resource-limited child process before their first use.
 
-Both are programs of the model's author: a pattern may backtrack for ever, a template may loop or fill all memory. The
-trial finds those that do so on ordinary text; it cannot find one that waits for a certain word.
+Both are programs by the model's author: a pattern may backtrack for ever, a template may loop or fill all memory. The
+trial finds those that do so on ordinary text, but not those that wait for a certain word.
 """
 
 import contextlib
@@ -27,15 +27,15 @@ LIMIT_S, LIMIT_GIB = 20, 6
 _WALL_S, _MEMORY = 120, "tried.json"
 _EXCEEDED = 3
 _ENDINGS = {_EXCEEDED, *(-number for number in (signal.SIGXCPU, signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV))}
-"""Exit statuses of a child that reached its limits."""
-# Classes whose whole behaviour is in tokenizer.json: loaded directly, in a third of AutoTokenizer's time.
+"""Exit statuses of a child that hit its limits."""
+# Classes whose behavior is entirely in tokenizer.json: loaded directly, in a third of AutoTokenizer's time.
 _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
 _TURNS = [{"role": role, "content": "Why is the sky blue?"} for role in ("user", "assistant", "user")]
 _RUNS = [text * 2000 for text in ("a", "A", "1", " ", "\n", ".", "é", "中", "a ", "aA1 .\n")]
 
 
 def try_patterns(folder: Path) -> None:
-    """Tokenize ordinary texts in a child if `tokenizer.json` has patterns that are not of a known tokenizer.
+    """Tokenize ordinary texts in a child process if `tokenizer.json` has patterns of no known tokenizer.
 
     Raises GenerationError for patterns that exceed the limits.
     """
@@ -49,13 +49,13 @@ def try_patterns(folder: Path) -> None:
 
 
 def try_template(folder: Path) -> None:
-    """Render short conversations in a child. Raises GenerationError for a chat template that exceeds the limits."""
+    """Render short conversations in a child process. Raises GenerationError for a template that exceeds the limits."""
     file = folder / "chat_template.jinja"
     _try(folder, "template", file if file.is_file() else folder / "tokenizer_config.json")
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Return transformers' tokenizer of a folder, whatever its patterns. Raises what transformers raises."""
+    """Return transformers' tokenizer of a folder, whatever its patterns. Raises transformers' errors."""
     name = json_settings(folder / "tokenizer_config.json").get("tokenizer_class")
     if name in _PLAIN_CLASSES and (folder / "tokenizer.json").is_file():
         from transformers import PreTrainedTokenizerFast as Loader
@@ -101,7 +101,7 @@ def _try(folder: Path, kind: str, file: Path) -> None:
 
 
 def _digest(folder: Path, kind: str) -> str:
-    """Return a digest of what a trial follows from: the tokenizer's files, and the libraries that read them."""
+    """Return a digest of what a trial's result depends on: the tokenizer's files, and the libraries that read them."""
     files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".jinja", ".model") and path.is_file())
     facts = [kind, *(version(name) for name in ("transformers", "tokenizers"))]
     facts += [f"{path.name} {sha256_of(path)}" for path in files]
@@ -109,7 +109,7 @@ def _digest(folder: Path, kind: str) -> str:
 
 
 def _patterns(data: object) -> Iterator[str]:
-    """Yield the regular expressions of a tokenizer.json, but for its vocabulary and merges."""
+    """Yield the regular expressions in a tokenizer.json, outside its vocabulary and merges."""
     if isinstance(data, dict):
         if isinstance(data.get("Regex"), str):
             yield data["Regex"]
@@ -123,7 +123,7 @@ def _patterns(data: object) -> Iterator[str]:
 
 
 def _limit(cpu_s: int) -> None:
-    """Let the system end this process at the limits."""
+    """Make the system kill this process at the limits."""
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT_GIB << 30, LIMIT_GIB << 30))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -131,7 +131,7 @@ def _limit(cpu_s: int) -> None:
 
 
 def _main(kind: str, folder: Path, cpu_s: int) -> None:
-    """Do what the parent process will do, with ordinary text. What raises an ordinary error is left to the parent."""
+    """Do what the parent process will do, on ordinary text. Ordinary errors are left to the parent."""
     _limit(cpu_s)
     try:
         tokenizer = load_tokenizer(folder)

@@ -1,1 +1,1 @@
-"""Encoders of encoder-decoder models, as modules of torch that are exported."""
+"""Encoders of encoder-decoder models, as torch modules for export."""

@@ -1,4 +1,4 @@
-"""T5's encoder, with the projections of every decoder layer that reads it."""
+"""T5's encoder, with every decoder layer's projections of its output."""
 
 import importlib
 from collections.abc import Callable
@@ -14,10 +14,10 @@ _STACKS = {"t5": "T5Stack", "mt5": "MT5Stack", "umt5": "UMT5Stack"}
 
 
 class T5Text(torch.nn.Module):
-    """From ids [B, S] to each decoder layer's keys and values, [B, N, S, H] each.
+    """Maps ids [B, S] to each decoder layer's keys and values, [B, N, S, H] each.
 
-    length: of the longest text.
-    HF: `T5Stack` as the encoder, and `EncDecAttention.k` and `v` of `T5LayerCrossAttention`; mT5's and UMT5's alike.
+    length: of the longest text. HF: `T5Stack` as the encoder, and `EncDecAttention.k` and `v` of
+    `T5LayerCrossAttention`; the same in mT5 and UMT5.
     """
 
     def __init__(self, folder: str, length: int) -> None:
@@ -39,7 +39,7 @@ class T5Text(torch.nn.Module):
                 _tabulate(attention, length)
 
     def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return key and value of layer 0, of layer 1, and so on."""
+        """Return the key and value of layer 0, of layer 1, and so on."""
         hidden = self.encoder(inputs_embeds=self.shared(input_ids)).last_hidden_state
         outputs: list[torch.Tensor] = []
         for index in range(self._count):
@@ -51,7 +51,7 @@ class T5Text(torch.nn.Module):
 
 @torch.no_grad()
 def _tabulate(attention: torch.nn.Module, length: int) -> None:
-    """Let a module look the scores of distances up, since 16 bits would put far tokens into wrong buckets."""
+    """Make a module look up distances' scores in a table, since 16 bits would put far tokens into wrong buckets."""
     compute: Callable[..., torch.Tensor] = getattr(attention, "compute_bias")  # noqa: B009
     ahead, back = (compute(1, length, past_seen_tokens=seen)[0, :, 0] for seen in (0, length - 1))
     attention.register_buffer("scores", torch.cat([back, ahead[:, 1:]], 1).T.contiguous(), persistent=False)
@@ -65,7 +65,7 @@ def _tabulate(attention: torch.nn.Module, length: int) -> None:
 
 
 def _block(size: int, inner: int) -> torch.nn.Module:
-    """Return what one decoder layer makes of the encoder's hidden states, under the names of the checkpoint."""
+    """Return one decoder layer's projections of the encoder's hidden states, named as in the checkpoint."""
     projections = torch.nn.Module()
     projections.k, projections.v = (torch.nn.Linear(size, inner, bias=False) for _ in "kv")
     cross, block = torch.nn.Module(), torch.nn.Module()

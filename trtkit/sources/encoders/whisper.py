@@ -1,4 +1,4 @@
-"""Whisper's encoder, with the projections of every decoder layer that read it."""
+"""Whisper's encoder, with every decoder layer's projections of its output."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from trtkit.sources.vision_language.load import load_weights
 
 
 class WhisperAudio(torch.nn.Module):
-    """From log-mel features [B, bins, frames] to each decoder layer's keys and values, [B, N, frames / 2, H] each.
+    """Maps log-mel features [B, bins, frames] to each decoder layer's keys and values, [B, N, frames / 2, H] each.
 
     HF: `WhisperEncoder`, and `encoder_attn.k_proj` and `v_proj` of `WhisperDecoderLayer`.
     """
@@ -26,7 +26,7 @@ class WhisperAudio(torch.nn.Module):
         load_weights(self, Path(folder))
 
     def forward(self, input_features: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return key and value of layer 0, of layer 1, and so on."""
+        """Return the key and value of layer 0, of layer 1, and so on."""
         hidden = self.encoder(input_features).last_hidden_state
         outputs: list[torch.Tensor] = []
         for index in range(self._count):
@@ -38,7 +38,7 @@ class WhisperAudio(torch.nn.Module):
 
 
 class _Projections(torch.nn.Module):
-    """What one decoder layer makes of the encoder's hidden states, under the names of the checkpoint."""
+    """One decoder layer's projections of the encoder's hidden states, named as in the checkpoint."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Say in the fields of a Hugging Face config.json what a GGUF file's metadata say."""
+"""Conversion of a GGUF file's metadata to the fields of a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOKEN_IDS = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_toke
 
 
 def family_of(file: GgufFile) -> GgufFamily:
-    """Return how the file's architecture is stored. Raises SourceError for one that is not known."""
+    """Return the storage description of the file's architecture. Raises SourceError for an unknown one."""
     architecture = str(file.metadata.get("general.architecture"))
     if architecture not in FAMILIES:
         known = f"known: {', '.join(FAMILIES)}"
@@ -33,7 +33,7 @@ def family_of(file: GgufFile) -> GgufFamily:
 def hf_config(file: GgufFile, family: GgufFamily) -> Fields:
     """Return the fields of a config.json.
 
-    Raises SourceError for metadata that are missing, ProblemsError for those that nothing here knows.
+    Raises SourceError for missing metadata, ProblemsError for unknown metadata.
     """
     metadata = Metadata(file, str(file.metadata["general.architecture"]))
     metadata.ignore(*family.ignored)
@@ -67,18 +67,18 @@ def hf_config(file: GgufFile, family: GgufFamily) -> Fields:
 
 
 def _rope(file: GgufFile, metadata: Metadata, family: GgufFamily) -> Fields:
-    """Return `rope_parameters`; nothing if the family has none, or derives them."""
+    """Return `rope_parameters`; empty if the family has none or derives them."""
     if not family.has_rope:
         return {}
     rope = rope_parameters(file, metadata, family)
     if "original_max_position_embeddings" not in rope:
         return {"rope_parameters": rope}
-    # Next to the parameters it counts more, as Phi 3's default does.
+    # It takes precedence over the parameters, as Phi 3's default does.
     return {"rope_parameters": rope, "original_max_position_embeddings": rope["original_max_position_embeddings"]}
 
 
 def _query_scale(metadata: Metadata, family: GgufFamily) -> dict[str, int]:
-    """Return Gemma's `query_pre_attn_scalar`, which the file leaves to its reader: head_dim but for the 27B models."""
+    """Return Gemma's `query_pre_attn_scalar`, which the file omits: head_dim except for the 27B models."""
     if family.head_scaled_at is None:
         return {}
     if int(metadata.need("block_count")) != family.head_scaled_at:
@@ -87,7 +87,7 @@ def _query_scale(metadata: Metadata, family: GgufFamily) -> dict[str, int]:
 
 
 def _check_attention(metadata: Metadata, family: GgufFamily) -> None:
-    """Raise SourceError where tokens see later ones, value heads differ from key heads, or heads cannot be grouped."""
+    """Raise SourceError if attention is not causal, value heads differ from key heads, or heads cannot be grouped."""
     if not metadata.get("attention.causal", True):
         raise SourceError("this is an encoder: its tokens see later ones", metadata.where, "give a decoder-only model")
     if family.heads in ("latent", "none"):

@@ -1,4 +1,4 @@
-"""What llama.cpp calls things, and how it stores them, by `general.architecture`."""
+"""llama.cpp's names and storage layouts, by `general.architecture`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _WQKV = {"attn_qkv": "attn.Wqkv", "attn_output": "attn.out_proj"}
 
 
 def _falcon_groups(metadata: Metadata, _: GgufFile) -> Fields:
-    """Return whether queries share keys in groups: those of Falcon 2 do, the first 7B has one key head for all."""
+    """Return whether queries share keys in groups: they do in Falcon 2; the first 7B has one key head for all."""
     is_new = int(metadata.get("attention.head_count_kv", 1)) > 1
     return {"new_decoder_architecture": is_new, **({"num_ln_in_parallel_attn": 1} if is_new else {})}
 
@@ -113,7 +113,7 @@ _STARCODER = GgufFamily(
 
 
 def _mpt_attention(metadata: Metadata, _: GgufFile) -> Fields:
-    """Return `attn_config`; a bias of 0 is none at all."""
+    """Return `attn_config`; a bias of 0 means no bias."""
     largest = int(metadata.get("attention.max_alibi_bias", 0))
     clip = metadata.get("attention.clamp_kqv")
     return {"attn_config": {"alibi": largest > 0, "alibi_bias_max": largest, "clip_qkv": clip}}
@@ -152,7 +152,7 @@ _OLMO = GgufFamily(
 
 
 def _glm_attention(metadata: Metadata, file: GgufFile) -> Fields:
-    """Return the size of heads, which files leave out, and whether queries have a bias, however they are stored."""
+    """Return the head size, which files omit, and whether queries have a bias, in any storage layout."""
     names = ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")
     return {"head_dim": head_dim(metadata), "attention_bias": any(name in file.tensors for name in names)}
 
@@ -179,7 +179,7 @@ EARLY_VARIANTS = {"falcon": {"blk.0.attn_norm_2.weight": _FALCON_40B}}
 
 
 def _delta_layers(metadata: Metadata, file: GgufFile) -> Fields:
-    """Return which layers are which, and the size of a value head."""
+    """Return the types of layers, and the size of a value head."""
     types = kinds(metadata, file, FULL_ATTENTION, "linear_attention")
     count = len(types) - int(metadata.get("nextn_predict_layers", 0))
     return {"linear_value_head_dim": mamba_head(metadata), "layer_types": types[:count]}
@@ -257,7 +257,7 @@ _QWEN3_5 = replace(
     experts={},
     joined=(),
     fixed={},
-    # Positions of text are the same in all sections of M-RoPE.
+    # Text positions are the same in all sections of M-RoPE.
     ignored=("full_attention_interval", "rope.dimension_sections"),
 )
 _QWEN3_5_MOE = replace(
@@ -286,7 +286,7 @@ _MIXTRAL = replace(
 )
 """Architecture `llama` with experts."""
 
-# Positions of text are the same in all sections of M-RoPE, and the file has no images' tower.
+# Text positions are the same in all sections of M-RoPE, and the file has no vision tower.
 _OF_IMAGES = ("rope.dimension_sections", "n_deepstack_layers")
 _QWEN2 = GgufFamily("qwen2", RMS_FIELDS, NAMES, LLAMA_BLOCKS, fixed={"use_sliding_window": False})
 _QWEN2_MOE = replace(
@@ -479,4 +479,4 @@ VARIANTS = {
     **MIXTURE_VARIANTS,
     **RECENT_VARIANTS,
 }
-"""By architecture: families of files that have a tensor, or a metadata key that is not 0; the first that fits."""
+"""By architecture: families of files that have a tensor, or a nonzero metadata key; the first match applies."""

@@ -1,7 +1,7 @@
-"""Read a GGUF file: metadata, and tensors that are mapped or dequantized when asked for.
+"""GGUF files: metadata, and tensors that are mapped or dequantized on request.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The header is read here because `gguf.GGUFReader`
-takes seconds for a vocabulary and does not notice a truncated file; dequantization is the gguf package's.
+takes seconds for a vocabulary and does not notice a truncated file; dequantization uses the gguf package.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _AGAIN = "copy or download the file again"
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _STRING, _ARRAY = 8, 9
-# `struct` codes of metadata types, by the format's number.
+# `struct` codes of metadata types, by type number.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -43,7 +43,7 @@ _QUANTIZED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A tensor in the file. type: the format's name of its storage. offset: from the file's first byte."""
+    """A tensor in the file. type: name of its storage type in the format. offset: from the start of the file."""
 
     type: str
     shape: tuple[int, ...]
@@ -61,12 +61,12 @@ class GgufFile:
     memory: Array
 
     def stored(self, name: str) -> StoredArray:
-        """Return a tensor: mapped where it is F32, F16 or BF16, otherwise dequantized to fp32."""
+        """Return a tensor: mapped if it is F32, F16 or BF16, otherwise dequantized to fp32."""
         tensor = self.tensors[name]
         return StoredArray(tensor.shape, lambda: self._read(tensor, slice(None)))
 
     def stored_matrix(self, name: str, expert: int | None = None) -> StoredArray:
-        """Return a matrix, or that of one expert: as stored if there is a form for its type, otherwise dequantized."""
+        """Return a matrix, or that of one expert: as stored if its type is supported, otherwise dequantized."""
         tensor = self.tensors[name]
         types, rank = (KEPT, 2) if expert is None else (KEPT_EXPERTS, 3)
         if tensor.type not in types or len(tensor.shape) != rank:
@@ -79,7 +79,7 @@ class GgufFile:
         return StoredArray(tensor.shape[-2:], read, is_quantized=True)  # type: ignore[arg-type]
 
     def stored_row(self, name: str, index: int) -> StoredArray:
-        """Return entry `index` of a tensor's first axis, without reading the others."""
+        """Return entry `index` of a tensor's first axis without reading the others."""
         tensor = self.tensors[name]
         rows = slice(index, index + 1)
         return StoredArray(tensor.shape[1:], lambda: self._read(tensor, rows)[0])
@@ -103,9 +103,9 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read a file's metadata and where its tensors are.
+    """Read a file's metadata and the locations of its tensors.
 
-    Raises SourceError for a file that is not GGUF, truncated, one of several parts, or holds types that are not known.
+    Raises SourceError for a file that is not GGUF, is truncated, is one of several parts, or contains unknown types.
     """
     import gguf  # noqa: F401
 
@@ -171,7 +171,7 @@ class _Cursor:
 
 
 _Info = tuple[str, tuple[int, ...], int, int]
-"""A tensor's name, shape, type number, offset from the start of the data."""
+"""A tensor's name, shape, type number, and offset from the start of the data."""
 
 
 def _header(cursor: _Cursor, path: Path) -> tuple[dict[str, Any], list[_Info]]:
@@ -194,7 +194,7 @@ def _header(cursor: _Cursor, path: Path) -> tuple[dict[str, Any], list[_Info]]:
 
 
 def _tensors(path: Path, infos: list[_Info], data_start: int) -> dict[str, GgufTensor]:
-    """Return the tensors by name. Raises SourceError for unknown types and for data that the file lacks."""
+    """Return the tensors by name. Raises SourceError for unknown types and for data missing from the file."""
     tensors: dict[str, GgufTensor] = {}
     for name, shape, number, offset in infos:
         where = f"{path}: tensor `{name}`"
@@ -221,7 +221,7 @@ def _type_name(number: int) -> str:
 
 
 def _size_bytes(where: str, type_name: str, shape: tuple[int, ...]) -> int:
-    """Return the bytes that a tensor takes. Raises SourceError for rows that are not whole blocks."""
+    """Return the bytes of a tensor. Raises SourceError for rows that are not a multiple of the block size."""
     import gguf
 
     block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
@@ -231,7 +231,7 @@ def _size_bytes(where: str, type_name: str, shape: tuple[int, ...]) -> int:
 
 
 def _shortest(value: float) -> float:
-    """Return the shortest decimal that is this fp32 number: 1e-05, not 9.99999974738e-06."""
+    """Return the shortest decimal that equals this fp32 number: 1e-05 rather than 9.99999974738e-06."""
     return float(str(np.float32(value)))
 
 
@@ -240,18 +240,19 @@ def _aligned(offset: int, alignment: int) -> int:
 
 
 KEPT = ("Q8_0", "Q4_0", "Q4_1", *TERNARY)
-"""Types that have a form in TensorRT."""
+"""Types with an equivalent in TensorRT."""
 KEPT_EXPERTS = ("Q8_0", "Q4_0", "Q4_1", "MXFP4")
-"""Types that experts of a mixture stay in: also one whose numbers the network computes itself."""
+"""Types that a mixture's experts keep, including one whose values the network itself computes."""
 _BLOCK = 32
 
 
 def block_matrix(raw: Array, type_name: str) -> QuantizedMatrix:
-    """Return a matrix of one of the KEPT or KEPT_EXPERTS types. raw: its bytes, a row of the matrix each.
+    """Return a matrix of one of the KEPT or KEPT_EXPERTS types. raw: its bytes, one row per matrix row.
 
-    A block is its scale in fp16 (Q4_1: and its least value; MXFP4: a power of two) and its codes. Four-bit codes
-    are in pairs of columns i and i + 16, the first in the lower half. A ternary block ends with its scale. Source:
-    ggml's `block_q8_0`, `block_q4_0`, `block_q4_1`, `block_mxfp4`, `block_tq1_0`, `block_tq2_0` in ggml-common.h.
+    A block consists of its scale in fp16 (Q4_1: and its minimum; MXFP4: a power of two) and its codes. Four-bit codes
+    are packed in pairs of columns i and i + 16, the first in the lower half. A ternary block ends with its scale.
+    Source: ggml's `block_q8_0`, `block_q4_0`, `block_q4_1`, `block_mxfp4`, `block_tq1_0`, `block_tq2_0` in
+    ggml-common.h.
     """
     if type_name in TERNARY:
         return _ternary(raw, type_name)
@@ -265,13 +266,13 @@ def block_matrix(raw: Array, type_name: str) -> QuantizedMatrix:
         codes = np.ascontiguousarray(blocks[:, :, 2:]).view(np.int8).reshape(out, -1)
         return QuantizedMatrix("int8", codes, scales)
     numbers = _in_order(blocks[:, :, size - _BLOCK // 2 :])
-    # Codes from 0 to 15 become -8 to 7; a block's least value is at 0.
+    # Codes from 0 to 15 become -8 to 7; a block's minimum is at 0.
     offsets = _halves(blocks, 2) + 8 * scales if type_name == "Q4_1" else None
     return QuantizedMatrix("int4", pack(numbers ^ 8), scales, offsets=offsets)
 
 
 def _ternary(raw: Array, type_name: str) -> QuantizedMatrix:
-    """Return a matrix of -1, 0 and 1 times the scale of each block."""
+    """Return a matrix of -1, 0 and 1 times each block's scale."""
     import gguf
 
     kind = gguf.GGMLQuantizationType[type_name]
@@ -290,5 +291,5 @@ def _in_order(pairs: Array) -> Array:
 
 
 def _halves(blocks: Array, start: int) -> Array:
-    """Return the fp16 number at byte `start` of each block in fp32: [out, blocks]."""
+    """Return, in fp32, the fp16 number at byte `start` of each block: [out, blocks]."""
     return np.ascontiguousarray(blocks[:, :, start : start + 2]).view(np.float16)[:, :, 0].astype(np.float32)

@@ -1,4 +1,4 @@
-"""What llama.cpp calls things, and how it stores them: Gemma 3n and 4, whose norms multiply by the weight itself."""
+"""llama.cpp's names and storage layouts for Gemma 3n and 4, whose norms multiply by the weight itself."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ _BLOCKS = {
 
 
 def _rows(file: GgufFile, name: str) -> int:
-    """Return how many rows a tensor has, 0 if it is missing."""
+    """Return the number of rows of a tensor, 0 if it is missing."""
     return file.tensors[name].shape[0] if name in file.tensors else 0
 
 
 def _sparsity(deviations: float) -> float:
-    """Return the share of a normal distribution below so many standard deviations."""
+    """Return the share of a normal distribution below `deviations` standard deviations."""
     return round(0.5 * (1 + math.erf(deviations / math.sqrt(2))), 6)
 
 
@@ -114,9 +114,9 @@ def _gemma4(metadata: Metadata, file: GgufFile) -> Fields:
 
 
 def _gemma4_ropes(metadata: Metadata, file: GgufFile) -> Fields:
-    """Return rotary embeddings by type of layer. The file divides the frequencies that do not turn by 1e30.
+    """Return rotary embeddings by layer type. The file divides the frequencies that are not rotated by 1e30.
 
-    Raises SourceError for other divisors, and for sliding layers that turn a part of each head.
+    Raises SourceError for other divisors, and for sliding-window layers with partial rotation.
     """
     near, full = int(metadata.need("attention.key_length_swa")), int(metadata.need("attention.key_length"))
     metadata.ignore("attention.value_length_swa")

@@ -1,4 +1,4 @@
-"""How a GGUF architecture is described, and what many of them share.
+"""Descriptions of GGUF architectures, and what many of them share.
 
 Source: llama.cpp's convert_hf_to_gguf.py and src/llama-model.cpp, gguf-py's tensor_mapping.py.
 """
@@ -17,17 +17,17 @@ Change = Literal[
     "permute_q", "permute_k", "add_one", "transpose", "ungroup", "ungroup_shared", "squeeze", "log_negate", "flatten",
     "expand", "as_row", "untile", "untile_values", "untile_columns",
 ]  # fmt: skip
-"""What llama.cpp's converter did to a weight: see `trtkit.sources.gguf.weights`."""
+"""Changes that llama.cpp's converter makes to weights: see `trtkit.sources.gguf.weights`."""
 Join = Literal["rows", "latent", "delta"]
-"""How Hugging Face stores weights that the converter took apart: see `trtkit.sources.gguf.weights`."""
+"""How Hugging Face stores weights that the converter split: see `trtkit.sources.gguf.weights`."""
 Names = Mapping[str, str]
 LATER = "num_nextn_predict_layers"
-"""Blocks after the model's own, which predict later tokens; a file counts them with the others."""
+"""Blocks after the model's own that predict later tokens; a file counts them with the others."""
 
 
 @dataclass(frozen=True)
 class JoinedTensors:
-    """Tensors of a block that are one weight in Hugging Face's model. module: its name there."""
+    """Tensors of a block that are a single weight in Hugging Face's model. module: its name there."""
 
     module: str
     tensors: tuple[str, ...]
@@ -36,25 +36,23 @@ class JoinedTensors:
 
 @dataclass(frozen=True)
 class GgufFamily:
-    """How one architecture is stored.
+    """Storage description of one architecture.
 
-    model_type: Hugging Face's. fields: HF's field by metadata key, without the architecture in front.
-    names: HF's module by llama.cpp's, with `{e}` if the tensor holds several; `blk.{i}.` and `layers` precede
-        those in `blocks`. A name with a suffix is of that tensor alone, and so is what it becomes.
-    changes: by module in a block, in the order to undo them. experts: HF's modules with `{e}` for tensors that hold all
-        experts. joined: weights that the file holds in parts. split: HF's queries, keys and values of one tensor.
-    fixed: fields that the architecture implies, if the file does not state them. flags: fields that are true if the
-        file has a tensor.
-    derived: returns fields that follow from several keys, or from the tensors.
-    yarn: parameters of YaRN that the architecture implies. grows: queries grow with their position.
-    yarn_weight: what the file keeps of `mscale_all_dim`: a tenth, where `mscale` is the same, or all, where that is 1.
-    required: values of metadata keys, if the file has them.
-    ignored: metadata keys that change nothing.
-    heads: `listed` if the file lists key heads by layer, `latent` where keys are compressed.
-    is_rope_partial: `rope.dimension_count` may be less than head_dim. has_two_ropes: sliding layers have their own.
-    near_theta: its base if the file states none; that of the other layers if None.
-    has_layer_types: if there is a window, the file lists which layers slide.
-    head_scaled_at: with so many blocks, scores are scaled by hidden_size / heads; `query_pre_attn_scalar` says so.
+    model_type: Hugging Face's. fields: HF's field by metadata key, without the architecture prefix. names: HF's module
+    by llama.cpp's, with `{e}` if the tensor holds several; those in `blocks` are prefixed with `blk.{i}.` and `layers`.
+    A name with a suffix applies to that tensor only, and so does its HF name. changes: by module in a block, in the
+    order in which to undo them. experts: HF's modules with `{e}` for tensors that hold all experts. joined: weights
+    that the file holds in parts. split: HF's queries, keys and values of one tensor. fixed: fields that the
+    architecture implies if the file does not state them. flags: fields that are true if the file has a tensor. derived:
+    returns fields that follow from several keys, or from the tensors. yarn: parameters of YaRN that the architecture
+    implies. grows: whether queries are scaled by their position. yarn_weight: how the file stores `mscale_all_dim`: a
+    tenth of it, if `mscale` is the same, or all of it, if that is 1. required: values of metadata keys, if the file has
+    them. ignored: metadata keys that change nothing. heads: `listed` if the file lists key heads by layer, `latent` if
+    keys are compressed. is_rope_partial: whether `rope.dimension_count` may be less than head_dim. has_two_ropes:
+    whether sliding-window layers have their own RoPE. near_theta: its base if the file states none; None for that of
+    the other layers. has_layer_types: whether the file, if there is a window, lists the layers that use it.
+    head_scaled_at: with this number of blocks, scores are scaled by hidden_size / heads, as `query_pre_attn_scalar`
+    states.
     """
 
     model_type: str
@@ -145,7 +143,7 @@ MIXTRAL_EXPERTS = {
 }
 FULL_ATTENTION = {"attn_q.weight": "full_attention"}
 SOFTMAX, SIGMOID = 1, 2
-"""llama.cpp's numbers for what scores experts."""
+"""llama.cpp's numbers for the functions that score experts."""
 WINDOW = {"attention.sliding_window": "sliding_window"}
 PERMUTED: Mapping[str, tuple[Change, ...]] = {"attn_q": ("permute_q",), "attn_k": ("permute_k",)}
 BIASES = {"attention_bias": "attn_q.bias"}

@@ -1,4 +1,4 @@
-"""What llama.cpp calls things, and how it stores them: architectures with Mamba-2 or short convolutions."""
+"""llama.cpp's names and storage layouts for architectures with Mamba-2 or short convolutions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _mamba(module: str) -> dict[str, str]:
 
 
 def _expansion(metadata: Metadata) -> float:
-    """Return how much wider a Mamba-2 layer is than the model."""
+    """Return a Mamba-2 layer's width relative to the model's."""
     return float(metadata.need("ssm.inner_size")) / float(metadata.need("embedding_length"))
 
 
@@ -122,7 +122,7 @@ _MAMBA2 = GgufFamily(
 
 
 def _falcon_h1_sizes(metadata: Metadata, file: GgufFile) -> Fields:
-    """Return the size of heads. Raises SourceError for a tied head, whose own factor the file does not keep."""
+    """Return the head size. Raises SourceError for a tied head, whose own factor the file omits."""
     if "output.weight" not in file.tensors:
         fix = "build from the model's Hugging Face folder"
         raise SourceError("the head is the embedding, times a factor that the file does not keep", metadata.where, fix)
@@ -211,7 +211,7 @@ _BAMBA = GgufFamily(
 
 
 def _nemotron_layers(metadata: Metadata, file: GgufFile) -> Fields:
-    """Return which layers are which, and the size of an MLP, which files state as 0 for other layers."""
+    """Return the types of layers, and the MLP size, which files set to 0 for other layers."""
     tensors = {**FULL_ATTENTION, "ffn_gate_inp.weight": "moe", "ffn_up.weight": "mlp"}
     types = kinds(metadata, file, tensors, "linear_attention")
     count = len(types) - int(metadata.get("nextn_predict_layers", 0))

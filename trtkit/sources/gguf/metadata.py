@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file: keys that nobody read are noticed, and some fields follow from lists and tensors."""
+"""Metadata of a GGUF file: detection of unread keys, and fields derived from lists and tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Fields = dict[str, Any]
 """Fields of a Hugging Face config.json."""
-# Keys that change nothing, or that the tensors' own shapes say.
+# Keys that change nothing, or that the tensors' shapes imply.
 _IMMATERIAL = (
     "vocab_size",
     "tensor_data_layout",
@@ -25,7 +25,7 @@ _IMMATERIAL = (
 
 
 class Metadata:
-    """The keys of a file's own architecture; remembers which were read."""
+    """The keys of a file's own architecture; tracks which were read."""
 
     def __init__(self, file: GgufFile, architecture: str) -> None:
         start = f"{architecture}."
@@ -34,7 +34,7 @@ class Metadata:
         self._start, self.where = start, str(file.path)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value, `default` where it is missing. Raises SourceError for one that differs between layers."""
+        """Return a value, or `default` if it is missing. Raises SourceError for a value that varies between layers."""
         self._read.add(key)
         value = self._values.get(key, default)
         if isinstance(value, list):
@@ -44,7 +44,7 @@ class Metadata:
         return value
 
     def need(self, key: str) -> Any:
-        """Return a value. Raises SourceError where it is missing."""
+        """Return a value. Raises SourceError if it is missing."""
         value = self.get(key)
         if value is None:
             fix = "convert the model again with a current llama.cpp"
@@ -52,7 +52,7 @@ class Metadata:
         return value
 
     def need_list(self, key: str) -> list[Any]:
-        """Return a value for each layer. Raises SourceError for anything else."""
+        """Return a value per layer. Raises SourceError for anything else."""
         self._read.add(key)
         values = self._values.get(key)
         if not isinstance(values, list) or len(values) != self.need("block_count"):
@@ -60,18 +60,21 @@ class Metadata:
         return values
 
     def listed(self, key: str) -> list[Any]:
-        """Return a value as a list, the same for each layer if the file states one. Raises SourceError if missing."""
+        """Return a value as a list, repeated for each layer if the file states a single one.
+
+        Raises SourceError if missing.
+        """
         self._read.add(key)
         if isinstance(values := self._values.get(key), list):
             return values
         return [self.need(key)] * int(self.need("block_count"))
 
     def ignore(self, *keys: str) -> None:
-        """Take keys as read: they change nothing."""
+        """Mark keys as read: they change nothing."""
         self._read.update(keys)
 
     def check_all_read(self) -> None:
-        """Raise ProblemsError naming each key that is set and was not read: it may change what is computed."""
+        """Raise ProblemsError naming each key that is set but was not read: it may affect the computation."""
         unread = {key: value for key, value in self._values.items() if key not in self._read and value}
         if unread:
             problems = [Problem(f"`{self._start}{key}` is `{value}`", self.where) for key, value in unread.items()]
@@ -85,13 +88,13 @@ def head_dim(metadata: Metadata) -> int:
 
 
 def has_tensor(file: GgufFile, tensor: str) -> bool:
-    """Whether the file has a tensor of this name, or any block has."""
+    """Whether the file, or any block, has a tensor of this name."""
     in_block = re.compile(rf"blk\.\d+\.{re.escape(tensor)}")
     return tensor in file.tensors or any(in_block.fullmatch(name) for name in file.tensors)
 
 
 def kinds(metadata: Metadata, file: GgufFile, tensors: Mapping[str, str], otherwise: str) -> list[str]:
-    """Return what kind each block is: that of the first tensor in `tensors` that it has."""
+    """Return each block's kind, determined by the first tensor in `tensors` that it has."""
     names = [[f"blk.{index}.{tensor}" for tensor in tensors] for index in range(int(metadata.need("block_count")))]
     return [
         next(
@@ -102,16 +105,19 @@ def kinds(metadata: Metadata, file: GgufFile, tensors: Mapping[str, str], otherw
 
 
 def sliding_types(metadata: Metadata) -> list[str]:
-    """Return `layer_types` of a file that lists which layers slide. Raises SourceError if it does not list all."""
+    """Return `layer_types` of a file that lists which layers use a sliding window.
+
+    Raises SourceError for an incomplete list.
+    """
     slides = metadata.need_list("attention.sliding_window_pattern")
     return ["sliding_attention" if is_sliding else "full_attention" for is_sliding in slides]
 
 
 def key_heads(metadata: Metadata) -> Fields:
-    """Return `num_key_value_heads` of a file that states none for layers without attention."""
+    """Return `num_key_value_heads` of a file that omits it for layers without attention."""
     return {"num_key_value_heads": max(int(count) for count in metadata.listed("attention.head_count_kv"))}
 
 
 def mamba_head(metadata: Metadata) -> int:
-    """Return the size of a recurrent layer's head."""
+    """Return the head size of a recurrent layer."""
     return int(metadata.need("ssm.inner_size")) // int(metadata.need("ssm.time_step_rank"))

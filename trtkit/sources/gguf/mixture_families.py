@@ -1,4 +1,4 @@
-"""What llama.cpp calls things, and how it stores them: mixtures of experts of 2024 and later."""
+"""llama.cpp's names and storage layouts for mixtures of experts of 2024 and later."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _DOTS1 = GgufFamily(
 
 
 def _exaone_layers(metadata: Metadata, _: GgufFile) -> Fields:
-    """Return which layers slide and which are dense; blocks that predict later tokens are listed last."""
+    """Return which layers use a sliding window and which are dense; blocks that predict later tokens come last."""
     count = int(metadata.need("block_count")) - int(metadata.get("nextn_predict_layers", 0))
     dense = int(metadata.get("leading_dense_block_count", 0))
     types = ["dense" if index < dense else "sparse" for index in range(count)]
@@ -138,7 +138,7 @@ _ERNIE4_5_MOE = GgufFamily(
 
 
 def _hunyuan_sizes(metadata: Metadata, _: GgufFile) -> Fields:
-    """Return how many experts each token takes. Raises SourceError for experts of another size than the MLP."""
+    """Return the number of experts per token. Raises SourceError if experts and the MLP differ in size."""
     size = metadata.need("feed_forward_length")
     for key in ("expert_feed_forward_length", "expert_shared_feed_forward_length"):
         if (stated := metadata.get(key, size)) != size:
@@ -165,7 +165,7 @@ _HUNYUAN_MOE = GgufFamily(
 
 
 def _rotated(metadata: Metadata, _: GgufFile) -> Fields:
-    """Return how many elements of each head are rotated."""
+    """Return the number of rotated elements of each head."""
     return {"rotary_dim": metadata.need("rope.dimension_count")}
 
 
@@ -196,7 +196,7 @@ _PHIMOE = GgufFamily(
 
 
 def _chunks(metadata: Metadata, _: GgufFile) -> Fields:
-    """Return what files leave to their reader: Llama 4's chunks, and norms of queries unless it has 128 experts."""
+    """Return what files omit: Llama 4's chunks, and query norms unless it has 128 experts."""
     return {
         "attention_chunk_size": 8192,
         "floor_scale": 8192,

@@ -1,7 +1,7 @@
-"""What llama.cpp calls things, and how it stores them: architectures of 2024 and later.
-without experts, and gpt-oss.
+"""llama.cpp's names and storage layouts for architectures of 2024 and later without experts, and for gpt-oss.
 
-Where Hugging Face's model turns neighbours (GLM 4, Command R7B, ERNIE 4.5), queries and keys are stored as they are.
+Where Hugging Face's model rotates adjacent pairs (GLM 4, Command R7B, ERNIE 4.5), queries and keys are stored
+unchanged.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ _BLOCKS = {
 
 
 def _sizes(metadata: Metadata, _: GgufFile) -> Fields:
-    """Return the sizes of heads: by their own keys where the others are those of compressed vectors."""
+    """Return the head sizes: from their own keys if the others describe compressed vectors."""
     keys, values = (
         int(metadata.get(f"attention.{name}_length_mla") or metadata.need(f"attention.{name}_length"))
         for name in ("key", "value")
@@ -212,14 +212,14 @@ def _sizes(metadata: Metadata, _: GgufFile) -> Fields:
 
 
 def _rotated(metadata: Metadata, keys: int) -> Fields:
-    """Return which part of keys turns, and that every query head has keys of its own."""
+    """Return the sizes of keys' rotated and other parts, and that every query head has its own keys."""
     turned = int(metadata.need("rope.dimension_count"))
     heads = metadata.need("attention.head_count")
     return {"qk_rope_head_dim": turned, "qk_nope_head_dim": keys - turned, "num_key_value_heads": heads}
 
 
 def _groups(metadata: Metadata, file: GgufFile) -> Fields:
-    """Return `_sizes`, and whether experts are chosen by group."""
+    """Return `_sizes`, and whether experts are selected by group."""
     count = int(metadata.get("expert_group_count", 1))
     return _sizes(metadata, file) | {"topk_method": "group_limited_greedy" if count > 1 else "greedy"}
 
@@ -244,7 +244,7 @@ _ROUTED = replace(
     experts=MOE_EXPERTS,
     ignored=(),
 )
-# What a file does not state is off in llama.cpp, and not in Hugging Face's configs.
+# What a file omits is off in llama.cpp, but not in Hugging Face's configs.
 _DEEPSEEK_V2 = replace(
     _ROUTED,
     model_type="deepseek_v2",
@@ -261,7 +261,7 @@ _DEEPSEEK_V3 = replace(
 
 
 def _minicpm3_sizes(metadata: Metadata, file: GgufFile) -> Fields:
-    """Return the sizes of heads; that of values is left to the tensors."""
+    """Return the head sizes; the value heads' size follows from the tensors."""
     columns = file.tensors["blk.0.attn_output.weight"].shape[-1] if "blk.0.attn_output.weight" in file.tensors else 0
     keys = int(metadata.need("attention.key_length"))
     metadata.ignore("attention.value_length")

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from trtkit.sources.gguf.layout import GgufFamily
     from trtkit.sources.gguf.metadata import Fields, Metadata
 
-# Llama 3's constants, and Llama 4's: llama.cpp's converter knows no other length.
+# Llama 3's constants, and Llama 4's: llama.cpp's converter supports no other length.
 _LENGTH = 8192
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _LLAMA4 = {"low_freq_factor": 1.0, "high_freq_factor": 1.0}
 
 
 def rope_parameters(file: GgufFile, keys: Metadata, family: GgufFamily) -> Fields:
-    """Return `rope_parameters`; by layer type where sliding layers have their own.
+    """Return `rope_parameters`, by layer type if sliding-window layers have their own.
 
-    Raises SourceError for scaling that is not known.
+    Raises SourceError for unknown scaling.
     """
     width = int(keys.need("rope.dimension_count")) if family.heads == "latent" else head_dim(keys)
     rotated = int(keys.get("rope.dimension_count", width))
@@ -47,7 +47,7 @@ def rope_parameters(file: GgufFile, keys: Metadata, family: GgufFamily) -> Field
 
 
 def share(count: int, whole: int) -> float:
-    """Return count / whole, not less: what is `count` again once it is multiplied by `whole` and rounded down."""
+    """Return count / whole, rounded up so that multiplying by `whole` and truncating returns `count`."""
     exact = count / whole
     return exact if int(exact * whole) >= count else math.nextafter(exact, 2.0)
 
@@ -76,7 +76,7 @@ def _yarn(keys: Metadata) -> Fields:
 
 
 def _yarn_weights(keys: Metadata, family: GgufFamily) -> Fields:
-    """Return what YaRN's growth of queries and keys is weighted by, if the family says how the file keeps it."""
+    """Return the weights of YaRN's scaling of queries and keys, if the family defines how the file stores them."""
     stated = keys.get("rope.scaling.yarn_log_multiplier") if family.yarn_weight != "none" else None
     if not stated:
         return {}
@@ -85,7 +85,7 @@ def _yarn_weights(keys: Metadata, family: GgufFamily) -> Fields:
 
 
 def _longrope(file: GgufFile, keys: Metadata, original: int | None) -> Fields:
-    """Return Phi 3's factors; its attention factor only where it is not the one that follows from the lengths."""
+    """Return Phi 3's factors; the attention factor only if it differs from the one implied by the lengths."""
     limit = int(keys.need("context_length"))
     original = int(original or limit)
     parameters: Fields = {
@@ -103,9 +103,9 @@ def _longrope(file: GgufFile, keys: Metadata, original: int | None) -> Fields:
 
 
 def _llama3(divisors: Array, theta: float, rotated: int, where: str) -> Fields:
-    """Return Llama 3's scaling, of which the file keeps the divisors of all frequencies [rotated / 2].
+    """Return Llama 3's scaling, of which the file stores the divisors of all frequencies [rotated / 2].
 
-    Raises SourceError if neither Llama 3's constants nor Llama 4's give these divisors.
+    Raises SourceError if neither Llama 3's constants nor Llama 4's yield these divisors.
     """
     factor = float(divisors.max())
     turns = _LENGTH / (2 * np.pi * theta ** (np.arange(0, rotated, 2) / rotated))

@@ -1,4 +1,4 @@
-"""Rebuild a tokenizer from a GGUF file's metadata, in the form that transformers loads."""
+"""Reconstruction of a tokenizer from a GGUF file's metadata, in the form that transformers loads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SPACE = "\u2581"
 
 
 def sentencepiece_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Return the tokenizer without its added tokens; text that no piece covers becomes bytes."""
+    """Return the tokenizer without its added tokens; text not covered by any piece becomes bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     tokens, has_prefix = pieces(metadata), has_space_prefix(metadata)
@@ -45,17 +45,17 @@ def sentencepiece_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer
 
 
 def pieces(metadata: Mapping[str, Any]) -> list[str]:
-    """Return the tokens with SentencePiece's mark for spaces, which llama.cpp's converter replaces in added ones."""
+    """Return the tokens with SentencePiece's space marker, which llama.cpp's converter replaces in added ones."""
     return [token.replace(" ", _SPACE) for token in metadata[_KEY + "tokens"]]
 
 
 def has_space_prefix(metadata: Mapping[str, Any]) -> bool:
-    """Whether a space is put before the text."""
+    """Whether a space is prepended to the text."""
     return bool(metadata.get(_KEY + "add_space_prefix", True))
 
 
 def _merges(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:
-    """Return all pairs of pieces that make a piece: highest score first; of one piece, the earlier parts first."""
+    """Return all pairs of pieces that form a piece: highest score first; for the same piece, earlier parts first."""
     ids = {token: index for index, token in enumerate(tokens) if types[index] == _NORMAL}
     merges = []
     for token, index in ids.items():
@@ -66,7 +66,7 @@ def _merges(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]
     return [(tokens[left], tokens[right]) for _, left, right in sorted(merges)]
 
 
-# Kinds of tokenizers, and the fields that each needs besides its tokens.
+# Kinds of tokenizers, and the fields that each needs in addition to its tokens.
 _NEEDED = {"gpt2": "merges", "llama": "scores", "gemma4": "merges"}
 _CONTROL, _USER_DEFINED = 3, 4
 
@@ -100,7 +100,7 @@ class GgufTokenizer:
         }
 
     def _generation(self) -> dict[str, Any]:
-        """Return the ids that generation starts, ends and pads with; chat models may end a turn with another id."""
+        """Return the ids for start, end and padding in generation; chat models may end a turn with another id."""
         ids = {name: self.metadata.get(f"{_KEY}{name}_token_id") for name in ("bos", "eos", "eot", "padding")}
         ends = list(dict.fromkeys(i for i in (ids["eos"], ids["eot"]) if i is not None))
         named = {"bos_token_id": ids["bos"], "eos_token_id": ends[0] if len(ends) == 1 else ends or None}
@@ -109,7 +109,7 @@ class GgufTokenizer:
 
 
 def gguf_tokenizer(file: GgufFile) -> TokenizerSource:
-    """Return the file's tokenizer, an empty one if it has none. Raises SourceError for a kind that is not known."""
+    """Return the file's tokenizer, an empty one if it has none. Raises SourceError for an unknown kind."""
     kind = file.metadata.get(_KEY + "model", "none")
     if kind in ("none", "no_vocab"):
         return CopiedTokenizer()
@@ -127,7 +127,7 @@ def gguf_tokenizer(file: GgufFile) -> TokenizerSource:
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Return the tokenizer that `tokenizer.ggml.*` describes."""
+    """Return the tokenizer described by `tokenizer.ggml.*`."""
     if metadata[_KEY + "model"] != "gpt2":
         tokenizer, adds_bos = sentencepiece_tokenizer(metadata), True
         tokens, is_normalized = pieces(metadata), not has_space_prefix(metadata)
@@ -174,9 +174,9 @@ def _pre_tokenizer(cut: Cut) -> Any:
 def _add_tokens(
     tokenizer: tokenizers.Tokenizer, tokens: Sequence[str], types: Sequence[int], is_normalized: bool
 ) -> None:
-    """Add the tokens that are never cut: control tokens, which decoding may skip, and user-defined ones.
+    """Add the tokens that are never split: control tokens, which decoding may skip, and user-defined ones.
 
-    is_normalized: user-defined tokens are looked for after spaces were marked.
+    is_normalized: whether user-defined tokens are matched after spaces have been marked.
     """
     from tokenizers import AddedToken
 
@@ -187,7 +187,7 @@ def _add_tokens(
 
 
 def _add_ends(tokenizer: tokenizers.Tokenizer, bos: str, eos: str) -> None:
-    """Put a start token before and an end token after each text; empty for none."""
+    """Add a start token before and an end token after each text; none if empty."""
     from tokenizers import processors
 
     if bos or eos:
@@ -202,13 +202,13 @@ def _write_json(path: Path, data: Mapping[str, Any]) -> Path:
     return path
 
 
-# Llama 3 and Qwen 2 differ in how many digits stay together, Qwen 3.5 counts marks as letters.
+# Llama 3 and Qwen 2 differ in the number of digits kept together; Qwen 3.5 counts marks as letters.
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _words(digits: str, letters: str = r"\p{L}", rest: str = r"[^\s\p{L}\p{N}]+[\r\n]*") -> str:
-    """Return a pattern of words with the character before them, and what else."""
+    """Return a pattern of words with the preceding character, and of everything else."""
     return rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}| ?{rest}|{_SPACES}"
 
 
@@ -223,12 +223,12 @@ _LING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}
 _JAIS2 = _LLAMA3.removesuffix(r"\s+(?!\S)|\s+") + "".join(
     (*(rf"\s{{{2**power}}}(?!\S)|" for power in range(9, 1, -1)), r"\s{1,2}(?!\S)|\s{1}")
 )
-# GPT-4o and gpt-oss cut words before capitals, and keep a word's ending such as 's with it; Tekken keeps none.
+# GPT-4o and gpt-oss split words before capitals, and keep suffixes such as 's with them; Tekken does not keep any.
 _LOWER, _UPPER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 
 
 def _cased(digits: str, ending: str) -> str:
-    """Return a pattern that cuts words before capitals."""
+    """Return a pattern that splits words before capitals."""
     before = r"[^\r\n\p{L}\p{N}]?"
     words = f"{before}{_UPPER}*{_LOWER}+{ending}|{before}{_UPPER}+{_LOWER}*{ending}"
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
@@ -236,7 +236,7 @@ def _cased(digits: str, ending: str) -> str:
 
 _O200K, _TEKKEN = _cased(r"\p{N}{1,3}", f"{_ENDINGS}?"), _cased(r"\p{N}", "")
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# DeepSeek's models cut one after the other: numbers, Chinese and Japanese, and words.
+# DeepSeek's models apply these in turn: numbers, Chinese and Japanese, and words.
 _KANA_HAN = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _DEEPSEEK3 = (
     r"\p{N}{1,3}",
@@ -246,7 +246,7 @@ _DEEPSEEK3 = (
 )
 _CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")
-# Letters with cases, first and last code points of their ranges.
+# Cased letters: first and last code points of their ranges.
 _CASED = """
     41-5A 61-7A B5-B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376-377 37B-37D 37F-37F 386-386 388-38A
     38C-38C 38E-3A1 3A3-3F5 3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD 1C90-1CBA 1CBD-1CBF 1D00-1D2B
@@ -276,10 +276,10 @@ _BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 
 @dataclass(frozen=True)
 class Cut:
-    """How text is cut into words. patterns: one after the other; GPT-2's own if there are none.
+    """How text is split into words. patterns: applied in turn; GPT-2's own if empty.
 
-    is_digit_alone: each digit is a word, before GPT-2's pattern. is_nfc: text is composed first.
-    adds_bos: a start token is put before the text where the file does not say.
+    is_digit_alone: whether each digit is a word, before GPT-2's pattern applies. is_nfc: whether text is NFC-normalized
+    first. adds_bos: whether a start token is prepended if the file does not specify it.
     """
 
     patterns: tuple[str, ...] = ()
@@ -325,5 +325,5 @@ CUTS = {name: cut for cut, names in _BY_CUT.items() for name in names.split()}
 
 
 def known_patterns() -> frozenset[str]:
-    """Return the patterns of published tokenizers, none of which backtracks for long."""
+    """Return the patterns of published tokenizers, none of which backtracks excessively."""
     return frozenset(pattern for cut in _BY_CUT for pattern in cut.patterns)

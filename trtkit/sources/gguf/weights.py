@@ -1,4 +1,4 @@
-"""A GGUF file's tensors under Hugging Face's names, with what llama.cpp's converter did undone."""
+"""A GGUF file's tensors under Hugging Face's names, with the changes by llama.cpp's converter undone."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
-# Tensors that the config says already.
+# Tensors that the config already implies.
 _NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-# Gates and ups of all experts, which converters may join: in all families whose experts have both.
+# Gates and ups of all experts, which converters may concatenate: in all families whose experts have both.
 _GATE_UP, _PARTS = "ffn_gate_up_exps", ("ffn_gate_exps", "ffn_up_exps")
 _Named = tuple[str, StoredArray]
 
@@ -35,9 +35,9 @@ _Named = tuple[str, StoredArray]
 def hf_weights(
     file: GgufFile, family: GgufFamily, config: Fields, *, keep_quantized: bool = False
 ) -> dict[str, StoredArray]:
-    """Return the weights by Hugging Face name. Raises ProblemsError naming tensors that the architecture lacks.
+    """Return the weights by Hugging Face name. Raises ProblemsError naming tensors unknown to the architecture.
 
-    keep_quantized: linear layers whose type TensorRT has a form for stay in it, as `QuantizedMatrix`.
+    keep_quantized: whether linear layers of types with an equivalent in TensorRT stay quantized, as `QuantizedMatrix`.
     """
     weights: dict[str, StoredArray] = {}
     unknown = []
@@ -55,7 +55,7 @@ def hf_weights(
 
 
 def _stated(file: GgufFile, family: GgufFamily, count: int) -> dict[str, StoredArray]:
-    """Return the weights that metadata hold, a number for each of `count` layers."""
+    """Return the weights stored in metadata, one number for each of `count` layers."""
     weights: dict[str, StoredArray] = {}
     for key, (hf, shape) in family.stated.items():
         numbers = file.metadata.get(key, [])
@@ -70,7 +70,7 @@ def _same(array: Array) -> Array:
 
 
 def _later_blocks(file: GgufFile, family: GgufFamily) -> tuple[str, ...]:
-    """Return how the names of blocks begin that predict later tokens, and are not read."""
+    """Return the name prefixes of blocks that predict later tokens, which are not read."""
     architecture = file.metadata["general.architecture"]
     keys = {hf: f"{architecture}.{key}" for key, hf in family.fields.items() if hf in ("num_hidden_layers", LATER)}
     later = int(file.metadata.get(keys.get(LATER, ""), 0))
@@ -80,7 +80,7 @@ def _later_blocks(file: GgufFile, family: GgufFamily) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _TensorFinder:
-    """Finds what the tensors of a file are in Hugging Face's model. config: the model's."""
+    """Maps a file's tensors to weights of Hugging Face's model. config: the model's."""
 
     file: GgufFile
     family: GgufFamily
@@ -88,7 +88,7 @@ class _TensorFinder:
     keep_quantized: bool
 
     def named(self, name: str) -> Iterator[_Named]:
-        """Yield what one tensor holds: a weight, or one for each expert; nothing if it is not known."""
+        """Yield a tensor's content: a weight, or one per expert; nothing if the tensor is unknown."""
         block = _BLOCK.fullmatch(name)
         if block is None:
             yield from self._outside(name)
@@ -135,7 +135,7 @@ class _TensorFinder:
                 yield experts[part].format(e=expert), array
 
     def _split(self, name: str, module: str) -> Iterator[_Named]:
-        """Yield queries, keys and values of a tensor that holds their rows in this order."""
+        """Yield queries, keys and values of a tensor that contains their rows in this order."""
         stored = self._kept(name, module) if self.keep_quantized else self.file.stored(name)
         heads, keys = query_heads(self.config), int(self.config["num_key_value_heads"])
         size = stored.shape[0] // (heads + 2 * keys)
@@ -144,20 +144,20 @@ class _TensorFinder:
             yield hf, take_rows(stored, starts[index], starts[index + 1] - starts[index])
 
     def _changes(self, name: str, key: str) -> tuple[Change, ...]:
-        """Return what to undo. key: what the family calls the tensor; biases are changed with their rows only."""
+        """Return the changes to undo. key: the family's name of the tensor; for biases only changes of rows apply."""
         changes = self.family.changes.get(key, ())
         is_bias = name.endswith(".bias") and not key.endswith(".bias")
         return tuple(change for change in changes if not (is_bias and change in OF_WEIGHTS))
 
     def _restored(self, name: str, key: str) -> StoredArray:
-        """Return a tensor with what the converter did to it undone."""
+        """Return a tensor with the converter's changes undone."""
         stored, changes = self.file.stored(name), self._changes(name, key)
         if not changes:
             return stored
         return StoredArray(shape_after(changes, stored.shape), lambda: undo(changes, stored.read(), self.config))
 
     def _kept(self, name: str, key: str) -> StoredArray:
-        """Return a linear layer's quantized matrix, [out, in] in all families; other tensors as `_restored` does."""
+        """Return a linear layer's quantized matrix, [out, in] in all families; other tensors as from `_restored`."""
         stored, changes = self.file.stored_matrix(name), self._changes(name, key)
         if not stored.is_quantized or not set(changes) <= {*ROW_ORDERS, "transpose"}:
             return self._restored(name, key)
@@ -166,20 +166,20 @@ class _TensorFinder:
 
 
 ROW_ORDERS = ("permute_q", "permute_k", "ungroup", "ungroup_shared", "untile", "untile_values")
-"""Changes that put rows into another order, and nothing else."""
+"""Changes that only reorder rows."""
 OF_WEIGHTS = ("add_one", "transpose", "squeeze", "expand", "flatten")
-"""Changes that the converter makes to weights, and not to biases."""
+"""Changes that the converter makes to weights but not to biases."""
 
 
 def undo(changes: Sequence[Change], array: Array, config: Fields) -> Array:
-    """Return a weight as Hugging Face stores it. config: the model's, whose heads say how rows are grouped."""
+    """Return a weight as Hugging Face stores it. config: the model's, whose heads define the grouping of rows."""
     for change in changes:
         array = _UNDO[change](array, config)
     return array
 
 
 def shape_after(changes: Sequence[Change], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape that `undo` gives."""
+    """Return the shape of the result of `undo`."""
     for change in changes:
         if change == "transpose":
             shape = shape[::-1]
@@ -241,7 +241,7 @@ _UNDO: dict[Change, Callable[[Array, Fields], Array]] = {
 def join(
     file: GgufFile, names: Sequence[str], how: JoinedTensors, config: Fields, *, keep_quantized: bool
 ) -> StoredArray:
-    """Return the weight whose parts have these names. keep_quantized: parts of one type stay as they are."""
+    """Return the weight whose parts have these names. keep_quantized: whether parts of one type stay quantized."""
     if how.how == "rows":
         keeps = keep_quantized and len({file.tensors[name].type for name in names}) == 1
         return joined([file.stored_matrix(name) if keeps else file.stored(name) for name in names], 0)
@@ -262,7 +262,7 @@ def _latent(parts: Sequence[Array], _: Fields) -> Array:
 
 
 def _delta(arrays: Sequence[Array], config: Fields) -> Array:
-    """Return `in_proj_qkvz` [K (2 key + 2 R value), D]. R: value heads for each key head."""
+    """Return `in_proj_qkvz` [K (2 key + 2 R value), D]. R: value heads per key head."""
     rows, gates = arrays
     heads = int(config["linear_num_key_heads"])
     width = heads * int(config["linear_key_head_dim"])

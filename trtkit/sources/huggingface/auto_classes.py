@@ -1,4 +1,4 @@
-"""Models that transformers' Auto classes do not find by themselves."""
+"""Models that transformers' Auto classes do not find on their own."""
 
 
 def register() -> None:

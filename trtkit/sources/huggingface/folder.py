@@ -1,4 +1,4 @@
-"""Folders that transformers reads on its own, with an error for each weight that it would invent or leave out."""
+"""Folders read by transformers alone, with an error for each weight that it would initialize randomly or ignore."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def open_config(folder: Path | str) -> Any:
 
 
 def load_folder(auto: Any, folder: Path | str, *, unused: Sequence[str] = (), **options: Any) -> Any:
-    """Return the model in `folder` by transformers alone, in fp32 on the CPU, ready to run.
+    """Return the model in `folder`, loaded by transformers alone, in fp32 on the CPU, ready to run.
 
-    auto: a class with `from_pretrained`. unused: regular expressions of weights that it may leave out.
-    Raises SourceError where it cannot be loaded, and for weights that are missing (which transformers draws at random)
-    or that the model does not have.
+    auto: a class with `from_pretrained`. unused: regular expressions of weights that it may ignore. Raises SourceError
+    if it cannot be loaded, and for weights that are missing (which transformers initializes randomly) or that the model
+    does not have.
     """
     options = {"local_files_only": True, "use_safetensors": True, **options}
     return load_weights(auto, folder, str(folder), unused=unused, **options)
@@ -43,7 +43,7 @@ def load_folder(auto: Any, folder: Path | str, *, unused: Sequence[str] = (), **
 def load_weights(
     auto: Any, folder: Path | str | None, where: str, *, unused: Sequence[str] = (), **options: Any
 ) -> Any:
-    """Return a model by `from_pretrained`, of a folder or of a `state_dict`; see `load_folder`."""
+    """Return a model by `from_pretrained`, from a folder or a `state_dict`; see `load_folder`."""
     import transformers
 
     try:
@@ -62,7 +62,7 @@ def load_weights(
 
 
 def _is_stacked_oddly(weight: torch.Tensor) -> bool:
-    """Whether a weight may be of experts that torch cannot multiply at once: rows of them must be whole 16 bytes."""
+    """Whether a weight may be of experts that torch cannot multiply at once, as rows are not multiples of 16 bytes."""
     return weight.dim() == 3 and any(size * weight.element_size() % 16 for size in weight.shape[1:])
 
 

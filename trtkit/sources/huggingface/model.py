@@ -1,4 +1,4 @@
-"""transformers' own model and tokenizer, made of a source."""
+"""transformers' own model and tokenizer, built from a source."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def causal_lm(opened: DecoderSource, unused: Sequence[str] = ()) -> Any:
-    """Return a causal language model of transformers in fp32 on the CPU, ready to run; quantized weights dequantized.
+    """Return a causal language model of transformers in fp32 on the CPU, ready to run, with weights dequantized.
 
-    transformers reads a folder of its own on its own, so that nothing of trtkit's reading is in the model; of a model
-    with other parts around it, all of them. What it cannot read alike gets its weights from `opened`.
-    unused: how the names of weights begin that it may leave out; it knows those of published sizes itself.
-    Raises SourceError where transformers does not know the model or the weights do not fit it.
+    transformers loads its own folders itself, so that none of trtkit's reading affects the model; if the model has
+    other parts around it, they are loaded too. If it cannot read a folder with the same result, the weights come from
+    `opened`. unused: name prefixes of weights that it may ignore; those of published sizes are known. Raises
+    SourceError if transformers does not know the model or the weights do not fit it.
     """
     import transformers
 
@@ -43,18 +43,21 @@ def causal_lm(opened: DecoderSource, unused: Sequence[str] = ()) -> Any:
 
 
 def text_model(opened: DecoderSource) -> Any:
-    """Return `causal_lm` without the parts that are around the language model."""
+    """Return `causal_lm` without the parts around the language model."""
     wrapped = opened.folder is not None and open_config(opened.folder).model_type != opened.config["model_type"]
     return _filled(opened) if wrapped else causal_lm(opened)
 
 
 def _attention(config: Any) -> str:
-    """Return transformers' implementation. Its eager one adds Falcon's ALiBi twice: to the scores and to the mask."""
+    """Return transformers' attention implementation.
+
+    Its eager one adds Falcon's ALiBi twice: to the scores and the mask.
+    """
     return "sdpa" if config.model_type == "falcon" and config.alibi else "eager"
 
 
 def _filled(opened: DecoderSource, unused: Sequence[str] = ()) -> Any:
-    """Return transformers' model of a source's config, with the weights that trtkit read, `unused` patterns aside."""
+    """Return transformers' model of a source's config with the weights read by trtkit, except `unused` patterns."""
     import torch
     import transformers
 
@@ -70,7 +73,7 @@ def _filled(opened: DecoderSource, unused: Sequence[str] = ()) -> Any:
     return load_weights(type(empty), None, opened.where, unused=unused, config=config, state_dict=state, **how)
 
 
-# In text, M-RoPE counts time, rows and columns alike and is plain RoPE, which these models have without images.
+# In text, M-RoPE counts time, rows and columns alike, which equals plain RoPE, used by these models without images.
 _PLAIN_ROPE = {
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
@@ -82,7 +85,7 @@ _ROPE = ("rope_parameters", "rope_scaling")
 
 
 def beyond_text(opened: DecoderSource) -> dict[str, Any]:
-    """Return the fields of a model's config that `causal_lm` leaves out since text alone does not need them."""
+    """Return the config fields that `causal_lm` ignores because text does not need them."""
     if opened.config["model_type"] not in _PLAIN_ROPE:
         return {}
     return {key: opened.config[key] for key in ("model_type", *_ROPE) if key in opened.config}
@@ -110,14 +113,14 @@ def encoder(opened: DecoderSource) -> Any:
         return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
-# Files that hold a tokenizer's vocabulary, one of which must be there.
+# Files that contain a tokenizer's vocabulary; at least one is required.
 _VOCABULARIES = {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}
-# Fields of a config.json that a config class does not take as arguments: infinity is written in a form of its own.
+# Config fields that a config class does not take as arguments: infinity has its own notation.
 _NOT_ARGUMENTS = {"model_type", "architectures", "transformers_version", "auto_map", "time_step_limit"}
 
 
 def _weight(model: Any, name: str, array: Any) -> torch.Tensor:
-    """Return a weight as an fp32 tensor, [in, out] where its module (GPT-2's) needs a matrix so."""
+    """Return a weight as an fp32 tensor, [in, out] if its module (GPT-2's) stores matrices that way."""
     import torch
     from transformers.pytorch_utils import Conv1D
 

@@ -1,4 +1,4 @@
-"""How a vision folder of transformers needs its pictures, what its outputs say, and the names of classes."""
+"""A transformers vision folder's preprocessing, the task of its outputs, and its class names."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
 
 Fields = dict[str, Any]
-"""Of a JSON file."""
+"""The content of a JSON file."""
 FILE = "preprocessor_config.json"
-# Processors that do no more than Preprocess: resize, crop, scale, normalize. Of others a config says it itself.
+# Processors that do no more than Preprocess: resize, crop, scale, normalize. For others the config defines it.
 _PLAIN = {
     "Beit", "Bit", "CLIP", "ConvNext", "DPT", "DeiT", "MobileNetV1", "MobileNetV2", "MobileViT", "Pvt", "RTDetr",
     "Segformer", "Siglip", "ViT",
 }  # fmt: skip
 _FILTERS = {2: "bilinear", 3: "bicubic"}
 _SUFFIXES = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor")
-# How logits of queries become scores, as each family's image processor does it.
+# Functions from query logits to scores, as in each family's image processor.
 _SCORES = {
     "detr": "softmax", "yolos": "softmax", "table-transformer": "softmax", "conditional_detr": "sigmoid",
     "dab-detr": "sigmoid", "deformable_detr": "sigmoid", "rt_detr": "sigmoid", "rt_detr_v2": "sigmoid",
@@ -35,9 +35,9 @@ _SCORES = {
 
 
 def folder_preprocess(folder: Path, image_size: HeightWidth) -> Preprocess | None:
-    """Return what the folder's image processor does; None if there is none, or it does more than Preprocess can say.
+    """Return the folder's preprocessing; None if it has no image processor, or one beyond Preprocess.
 
-    image_size: (height, width) of the engine, which the processor's pictures must have.
+    image_size: (height, width) of the engine, which must match the processor's pictures.
     """
     data = json_object(folder / FILE)
     name = str(data.get("image_processor_type") or data.get("feature_extractor_type") or "")
@@ -62,7 +62,7 @@ def folder_preprocess(folder: Path, image_size: HeightWidth) -> Preprocess | Non
 
 
 def folder_task(fields: Fields) -> Task | None:
-    """Return what the outputs of a folder with these fields of config.json say; None if its head is none of them."""
+    """Return the task of a folder with these config.json fields; None if its head has none."""
     names = fields.get("architectures") or [""]
     head = str(names[0]).partition("For")[2].removesuffix("WithTeacher")
     if head == "ObjectDetection":
@@ -77,13 +77,13 @@ def folder_task(fields: Fields) -> Task | None:
     }
     if head not in kinds:
         return None
-    # Whoever needs equal answers to decide a verification says so in a config: random weights have near ties.
+    # Users who need agreement of answers for the verdict set it in a config: random weights have near ties.
     lenient = {"min_agreement": 0.0} if head == "ImageClassification" else {}
     return Task.model_validate({"kind": kinds[head], **lenient})
 
 
 def folder_labels(fields: Fields) -> tuple[str, ...]:
-    """Return the classes' names by `id2label`; empty if they are transformers' own, LABEL_0 and so on."""
+    """Return the class names in `id2label`; empty if they are transformers' defaults, LABEL_0 and so on."""
     labels = fields.get("id2label")
     if not isinstance(labels, dict) or sorted(labels, key=str) != sorted(map(str, range(len(labels))), key=str):
         return ()
@@ -92,7 +92,7 @@ def folder_labels(fields: Fields) -> tuple[str, ...]:
 
 
 def _sizes(data: Fields, family: str) -> tuple[Resize | None, tuple[int, int] | None]:
-    """Return resize and center crop; no resize if it cannot be said."""
+    """Return resize and center crop; no resize if it cannot be expressed."""
     size = data.get("size")
     crop = _pair(data.get("crop_size")) if data.get("do_center_crop", family in _CROPPED) else None
     if not data.get("do_resize", True) or not isinstance(size, dict):
@@ -111,7 +111,7 @@ def _sizes(data: Fields, family: str) -> tuple[Resize | None, tuple[int, int] | 
 
 _CROPPED = {"Bit", "CLIP", "DeiT", "MobileNetV1", "MobileNetV2", "MobileViT"}
 _CONVNEXT_WARPED = 384
-"""From this edge on, ConvNextImageProcessor scales both sides and cuts nothing off."""
+"""From this edge length on, ConvNextImageProcessor scales both sides and does not crop."""
 
 
 def _pair(size: object) -> tuple[int, int] | None:
@@ -121,7 +121,7 @@ def _pair(size: object) -> tuple[int, int] | None:
 
 
 def _keeps_aspect(data: Fields) -> bool:
-    """Whether a depth model's processor decides the size by the picture, or rounds it."""
+    """Whether a depth model's processor derives the size from the picture, or rounds it."""
     size, unit = data.get("size"), data.get("ensure_multiple_of", 1)
     is_rounded = isinstance(size, dict) and any(isinstance(edge, int) and edge % unit for edge in size.values())
     return bool(data.get("keep_aspect_ratio")) or is_rounded
@@ -131,7 +131,7 @@ _LABELS = "give a JSON list of names, or a text file with a name a line, in the 
 
 
 def config_labels(config: ModelConfig) -> tuple[str, ...]:
-    """Return the names of a model's classes by `task.labels` or `id2label`; empty if neither names them.
+    """Return a model's class names from `task.labels` or `id2label`; empty if neither defines them.
 
     Raises SourceError if `task.labels` cannot be read.
     """
@@ -146,7 +146,7 @@ def config_labels(config: ModelConfig) -> tuple[str, ...]:
 
 
 def read_labels(path: Path) -> list[str]:
-    """Return the names of classes in a file: a JSON list, or a line each. Raises SourceError where it holds none."""
+    """Return the class names in a file: a JSON list, or one per line. Raises SourceError if it contains none."""
     try:
         text = path.read_text(encoding="utf-8")
         labels = json.loads(text) if path.suffix == ".json" else text.splitlines()

@@ -1,4 +1,4 @@
-"""Nemotron-NAS for transformers, which has no class for it: its own Llama layers, each with a config of its own."""
+"""Nemotron-NAS for transformers, which lacks a class for it: its own Llama layers, each with its own config."""
 
 import copy
 
@@ -36,7 +36,7 @@ class DeciLMForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
 
 
 def _layer(config: DeciLMConfig, block: dict[str, dict], index: int) -> LlamaDecoderLayer:  # type: ignore[type-arg]
-    """Return one layer. index: of its cache, of those that layers before it have."""
+    """Return one layer. index: of its cache, the number of earlier layers that have one."""
     attention, mlp = block["attention"], block["ffn"]
     layer_config, heads = copy.copy(config), config.num_attention_heads
     wide = int(2 * (mlp.get("ffn_mult") or 0) * config.hidden_size / 3)

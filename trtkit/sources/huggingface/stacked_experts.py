@@ -1,4 +1,4 @@
-"""Experts that a checkpoint holds as one array for all, as arrays of their own."""
+"""Experts that a checkpoint stores in one array, as separate arrays."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stack:
-    """An array [E, out, in] or [E, out] of all experts of a layer. name: how it ends.
+    """An array [E, out, in] or [E, out] of all experts in a layer. name: its suffix.
 
-    parts: what an expert's rows are, in turn, by their own names with `{e}`. is_interleaved: rows of the parts take
-    turns; otherwise one part follows the other. is_in_out: an expert's matrix is stored as [in, out].
-    hidden_axis: if set, files of the family store [in, out] or [out, in], and this is where the latter have the hidden
-        size.
+    parts: the parts of an expert's rows, in order, by their own names with `{e}`. is_interleaved: whether rows of the
+    parts alternate; otherwise the parts are concatenated. is_in_out: whether an expert's matrix is stored as [in, out].
+    hidden_axis: if set, files of the family store [in, out] or [out, in], and this is the axis with the hidden size in
+    the latter.
     """
 
     name: str
@@ -79,7 +79,7 @@ _STACKS = {
     ),
 }
 
-# Parts of names in files, and in memory. transformers writes MLPs without experts as Kimi's mixtures are stored, too.
+# Name parts in files and in memory. transformers also stores MLPs without experts like Kimi's mixtures.
 _RENAMED = {
     "axk1": ((r"(?<!\.mlp)\.post_mlp_layernorm\.", ".mlp.post_mlp_layernorm."),),
     "kimi_linear": (
@@ -93,23 +93,23 @@ _RENAMED = {
     "mimo_v2_flash": ((r"\.attention_sink_bias$", ".sinks"),),
     "nemotron_h": ((r"^backbone\.", "model."),),
 }
-# Families whose checkpoints may lack the bias of the choice, which is 0 then.
+# Families whose checkpoints may omit the router's selection bias, which is then 0.
 _OPTIONAL_BIAS = ("axk1",)
-# Rows that are apart in files: how the name of all ends, and those of the parts.
+# Rows that are separate in files: the suffix of the joined name, and those of the parts.
 _JOINED = {"kimi_linear": (".conv1d.weight", tuple(f".{name}_conv1d.weight" for name in "qkv"))}
 
 
 def memory_name(name: str, model_type: str) -> str:
-    """Return what transformers calls a weight of a file in memory."""
+    """Return transformers' in-memory name of a weight in a file."""
     for stored, replacement in _RENAMED.get(model_type, ()):
         name = re.sub(stored, replacement, name)
     return name
 
 
 def unstack_experts(arrays: Mapping[str, StoredArray], model_type: str) -> dict[str, StoredArray]:
-    """Return arrays by name, with those of all experts as one for each. Raises SourceError for shapes that do not fit.
+    """Return arrays by name, with those of all experts split by expert. Raises SourceError for shapes that do not fit.
 
-    Names are those that transformers has in memory, but for experts. `mlp.experts.gate_up_proj` [E, 2F, D] becomes
+    Names are transformers' in-memory names, except for experts. `mlp.experts.gate_up_proj` [E, 2F, D] becomes
     `mlp.experts.0.gate_proj.weight` [F, D] and so on.
     """
     unstacked: dict[str, StoredArray] = {}
@@ -134,7 +134,7 @@ def _without_bias(arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
 
 
 def _with_joined(arrays: Mapping[str, StoredArray], end: str, ends: tuple[str, ...]) -> dict[str, StoredArray]:
-    """Return arrays, with those whose names end so joined into one where all of them are there."""
+    """Return arrays, with those that have these suffixes joined into one if all are present."""
     joined = dict(arrays)
     for start in [name.removesuffix(ends[0]) for name in arrays if name.endswith(ends[0])]:
         if all(start + end in arrays for end in ends):
@@ -145,7 +145,7 @@ def _with_joined(arrays: Mapping[str, StoredArray], end: str, ends: tuple[str, .
 
 
 def stack_experts(arrays: Mapping[str, Array], model_type: str) -> dict[str, Array]:
-    """Return arrays as the family's checkpoints have them: the reverse of `unstack_experts`."""
+    """Return arrays in the form of the family's checkpoints: the inverse of `unstack_experts`."""
     stacked = dict(arrays)
     for stack in _STACKS.get(model_type, ()):
         matched = re.compile(r"(.*\.)" + re.escape(stack.parts[0]).replace(r"\{e\}", "0"))
@@ -155,7 +155,7 @@ def stack_experts(arrays: Mapping[str, Array], model_type: str) -> dict[str, Arr
 
 
 def _oriented(stack: Stack, array: StoredArray, hidden_size: int) -> Stack:
-    """Return a stack that says how an array is stored. HF: `Transpose` with `check_dims`."""
+    """Return the stack with an array's actual orientation. HF: `Transpose` with `check_dims`."""
     is_three = len(array.shape) == 3
     return replace(stack, is_in_out=is_three and array.shape[stack.hidden_axis] != hidden_size)
 
@@ -173,7 +173,7 @@ def _experts(name: str, array: StoredArray, stack: Stack) -> Iterator[tuple[str,
 
 @dataclass(frozen=True)
 class _Joined:
-    """Reads arrays as one, along the first axis."""
+    """Reads several arrays as one, along the first axis."""
 
     parts: tuple[StoredArray, ...]
 
@@ -183,7 +183,7 @@ class _Joined:
 
 @dataclass(frozen=True)
 class _Part:
-    """Reads one part of one expert's array out of that of all."""
+    """Reads one part of one expert's array from the array of all experts."""
 
     array: StoredArray
     stack: Stack
@@ -201,7 +201,7 @@ class _Part:
 
 
 def _joined(arrays: dict[str, Array], start: str, stack: Stack) -> Array:
-    """Take the arrays of all experts out of `arrays`, and return them as one."""
+    """Remove the arrays of all experts from `arrays`, and return them as one."""
     experts: list[Array] = []
     first = start + stack.parts[0]
     while first.format(e=len(experts)) in arrays:
@@ -213,14 +213,14 @@ def _joined(arrays: dict[str, Array], start: str, stack: Stack) -> Array:
 
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 _FIRST = ("gate_up_proj", "up_proj")
-"""What transformers calls the array that experts' inputs meet: gates and ups, or ups alone without gates."""
+"""transformers' names of the first expert array: gates and ups, or only ups without gates."""
 
 
 @dataclass(frozen=True, eq=False)
 class JoinedExperts:
-    """The experts of one layer. path: of their module; first: the name of the array [E, F or 2 F, D] that inputs meet.
+    """The experts of one layer. path: of their module; first: the name of the first array [E, F or 2 F, D].
 
-    The other array is `down_proj` [E, D, F]; the module multiplies by one expert's part of each after the other.
+    The other array is `down_proj` [E, D, F]; the module multiplies by one expert's part of each in turn.
     """
 
     path: str
@@ -229,7 +229,7 @@ class JoinedExperts:
 
 
 def joined_experts(model: torch.nn.Module) -> dict[int, JoinedExperts]:
-    """Return by layer the experts that a model of transformers holds so; other forms are left out."""
+    """Return, by layer, the experts stored this way in a transformers model; other forms are omitted."""
     experts = {}
     for path, module in model.named_modules():
         layer = _LAYER.search(path)

@@ -1,4 +1,4 @@
-"""Text encoders of transformers, and the pooling that sentence-transformers puts after them."""
+"""Text encoders of transformers, and sentence-transformers' pooling after them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOADERS = {
     "QuestionAnswering": "AutoModelForQuestionAnswering",
     "MaskedLM": "AutoModelForMaskedLM",
 }
-# Weights of heads that a checkpoint still has, and that transformers leaves out silently.
+# Weights of heads that checkpoints may still contain and that transformers silently ignores.
 _UNUSED = (r"(^|\.)pooler\.", r"^cls\.seq_relationship\.", r"position_ids$")
 _POOLINGS: dict[str, Literal["first", "mean"]] = {
     "pooling_mode_cls_token": "first",
@@ -36,9 +36,9 @@ _EAGER = {"attn_implementation": "eager"}
 
 
 def folder_pooling(folder: Path) -> Pooling | None:
-    """Return what the `modules.json` of sentence-transformers adds to the model; None without that file.
+    """Return the pooling in sentence-transformers' `modules.json`; None without that file.
 
-    Raises SourceError for a module or a pooling that is not supported.
+    Raises SourceError for an unsupported module or pooling.
     """
     path = folder / _MODULES
     if not path.is_file():
@@ -61,7 +61,7 @@ def folder_pooling(folder: Path) -> Pooling | None:
 
 
 def from_folder(folder: str, outputs: Sequence[str]) -> torch.nn.Module:
-    """Load the model in `folder`, with its pooling if it has one; it takes ids, mask and, in some families, types."""
+    """Load the model in `folder`, with any pooling; it takes ids, mask and, in some families, token types."""
     import transformers
 
     config = open_config(folder)
@@ -80,7 +80,7 @@ def _wrapped(model: torch.nn.Module, outputs: Sequence[str], pooling: Pooling | 
     import torch
 
     class TextEncoder(torch.nn.Module):
-        """The fields of the model's answer, or the pooled vector of each text."""
+        """Returns the fields of the model's output, or the pooled vector of each text."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -99,7 +99,7 @@ def _wrapped(model: torch.nn.Module, outputs: Sequence[str], pooling: Pooling | 
 
 
 def _pooled(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
-    """Return one vector of each text, as sentence-transformers computes it: hidden states [B, S, D], mask [B, S]."""
+    """Return one vector per text, as computed by sentence-transformers: hidden states [B, S, D], mask [B, S]."""
     import torch
 
     if pooling.tokens == "first":

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Head:
-    """What a model ends in. loader: a class of transformers; outputs: fields of its answer."""
+    """A model's head. loader: a class of transformers; outputs: fields of its output."""
 
     loader: str
     outputs: tuple[str, ...]
@@ -42,12 +42,12 @@ _HEADS = {
     "DepthEstimation": _Head("AutoModelForDepthEstimation", ("predicted_depth",)),
     "ImageSuperResolution": _Head("AutoModelForImageToImage", ("reconstruction",)),
 }
-"""Heads by how architectures' names go on behind `For`."""
+"""Heads by the suffix of architecture names after `For`."""
 _BODY = _Head("AutoModel", ("last_hidden_state",))
 
 
 def torch_source(config: ModelConfig) -> TorchSource:
-    """Return the PyTorch module of a config that names one, or the folder of a vision model."""
+    """Return the PyTorch module named in a config, or the folder of a vision model."""
     source = config.source
     if source.torch is not None:
         return source.torch
@@ -56,9 +56,9 @@ def torch_source(config: ModelConfig) -> TorchSource:
 
 
 def folder_source(folder: Path, image_size: HeightWidth | None = None) -> TorchSource:
-    """Return the torch source that a Hugging Face folder represents: `pixel_values [batch, 3, H, W]`.
+    """Return the torch source of a Hugging Face folder: `pixel_values [batch, 3, H, W]`.
 
-    image_size: (height, width) where it is not the folder's own.
+    image_size: (height, width), if it differs from the folder's own.
     """
     path = folder / "config.json"
     if not path.exists():
@@ -78,8 +78,8 @@ def folder_source(folder: Path, image_size: HeightWidth | None = None) -> TorchS
 def from_folder(folder: str, outputs: Sequence[str] = ()) -> torch.nn.Module:
     """Load the model in `folder` from its safetensors.
 
-    outputs: names of fields of the model's answer, to be given in this order where there are several; one is its first,
-        whatever the model calls it.
+    outputs: names of fields of the model's output, returned in this order if there are several; a single name means the
+    first output, whatever the model calls it.
     """
     import transformers
 
@@ -90,7 +90,7 @@ def from_folder(folder: str, outputs: Sequence[str] = ()) -> torch.nn.Module:
 
 
 def from_config(model_type: str, seed: int = 0, **kwargs: Any) -> torch.nn.Module:
-    """Return an image classifier of `model_type` with random weights: right in structure, without knowledge."""
+    """Return an image classifier of `model_type` with random weights: the right structure, untrained."""
     import torch
     import transformers
 
@@ -100,7 +100,7 @@ def from_config(model_type: str, seed: int = 0, **kwargs: Any) -> torch.nn.Modul
 
 
 def _keep_lengths_symbolic(model: torch.nn.Module) -> None:
-    """Let `len(tensor)` in the model's code be the tensor's first size: Python's own fixes the batch in an export."""
+    """Make `len(tensor)` in the model's code return the tensor's first size: Python's own fixes an export's batch."""
     import sys
 
     import torch
@@ -131,11 +131,11 @@ def _first_output(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _named_outputs(model: torch.nn.Module, outputs: Sequence[str]) -> torch.nn.Module:
-    """Wrap `model` so that it takes pixels and returns the named fields of its answer as plain tensors."""
+    """Wrap `model` so that it takes pixels and returns the named fields of its output as plain tensors."""
     import torch
 
     class NamedOutputs(torch.nn.Module):
-        """The model's answer as a tuple of tensors."""
+        """The model's output as a tuple of tensors."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -149,7 +149,7 @@ def _named_outputs(model: torch.nn.Module, outputs: Sequence[str]) -> torch.nn.M
 
 
 def _head(config: dict[str, Any], where: str) -> _Head:
-    """Return what the saved architecture's name says of its head. Raises SourceError for one that is not known."""
+    """Return the head named in the saved architecture. Raises SourceError for an unknown one."""
     for name in config.get("architectures") or ():
         task = re.search(r"For([A-Z]\w*)$", name)
         for known, head in _HEADS.items():
@@ -179,17 +179,17 @@ def folder_image_size(folder: Path, config: dict[str, Any]) -> tuple[int, int]:
 
 
 def backbone(config: dict[str, Any]) -> torch.nn.Module:
-    """Return a backbone of transformers without weights, that takes pixels and returns its feature maps."""
+    """Return a backbone of transformers without weights that takes pixels and returns its feature maps."""
     import transformers
 
     fields = {name: value for name, value in config.items() if name != "model_type"}
     inner = transformers.AutoBackbone.from_config(transformers.AutoConfig.for_model(config["model_type"], **fields))
 
     class TensorBackbone(type(inner)):  # type: ignore[misc]  # so that weights keep the backbone's own names
-        """The backbone with plain tensors as its answer."""
+        """The backbone with plain tensors as output."""
 
         def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            """Return feature maps [B, C, h, w], the largest first."""
+            """Return feature maps [B, C, h, w], largest first."""
             return tuple(super().forward(pixel_values).feature_maps)
 
     inner.__class__ = TensorBackbone
@@ -198,14 +198,14 @@ def backbone(config: dict[str, Any]) -> torch.nn.Module:
 
 
 def rt_detr_features(folder: str) -> torch.nn.Module:
-    """Return all of an RT-DETR that comes before its queries: backbone, hybrid encoder, projections of each level."""
+    """Return the part of an RT-DETR before its queries: backbone, hybrid encoder, projections of each level."""
     import torch
     import transformers
 
     model = load_folder(transformers.AutoModelForObjectDetection, folder, **EAGER).model
 
     class LevelFeatures(torch.nn.Module):
-        """What the decoder attends to, level by level."""
+        """The decoder's attention inputs, level by level."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -213,7 +213,7 @@ def rt_detr_features(folder: str) -> torch.nn.Module:
             self.encoder_input_proj, self.decoder_input_proj = model.encoder_input_proj, model.decoder_input_proj
 
         def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            """Return feature maps [B, D, h, w], the largest first."""
+            """Return feature maps [B, D, h, w], largest first."""
             maps = self.backbone(pixel_values).feature_maps
             maps = [project(level) for project, level in zip(self.encoder_input_proj, maps, strict=True)]
             maps = self.encoder(maps).last_hidden_state

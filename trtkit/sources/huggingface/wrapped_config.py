@@ -1,4 +1,4 @@
-"""Take the language model out of a model that has other parts around it (vision-language wrappers)."""
+"""Extraction of the language model from a model with other parts around it (vision-language wrappers)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from trtkit.sources.checkpoint import StoredArray
 
-# Where wrappers keep the language model's weights -> the name that it has alone. The first that fits is taken.
+# Wrappers' prefixes of the language model's weights -> its own prefix. The first match is used.
 _PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
@@ -24,20 +24,20 @@ _PREFIXES = {
     "model.": "model.",
 }
 _PARTS = {"text_config", "vision_config"}
-# What wrappers hold besides the language model, below `model.` or not.
+# Parts of wrappers other than the language model, with or without the prefix `model.`.
 _NAMES = """vision_tower vision_model visual audio_tower mtp multi_modal_projector connector embed_vision embed_audio"""
 _OTHER_PARTS = tuple(f"{prefix}{name}." for name in _NAMES.split() for prefix in ("model.", ""))
 
 
-# What wrappers of old wrote into their language model's config: of parts that are no longer there.
+# Fields that old wrappers wrote to their language model's config, about parts that no longer exist.
 _LEFT_OVER = ("perceiver_config", "pixel_shuffle_factor")
 
 
 def unwrap(path: Path, arrays: Mapping[str, StoredArray]) -> tuple[dict[str, Any], dict[str, StoredArray]]:
-    """Return `text_fields` and the arrays of the language model; all of them if there are no other parts.
+    """Return `text_fields` and the language model's arrays; all arrays if there are no other parts.
 
-    path: the config.json. Raises SourceError where the wrapper names the weights in a way that is not known, and for
-    weights of none of its parts.
+    path: the config.json. Raises SourceError if the wrapper uses unknown weight names, and for weights of none of its
+    parts.
     """
     config, fields = read_json(path), text_fields(path)
     if not _PARTS & config.keys():
@@ -55,10 +55,9 @@ def unwrap(path: Path, arrays: Mapping[str, StoredArray]) -> tuple[dict[str, Any
 
 
 def text_fields(path: Path) -> dict[str, Any]:
-    """Return the language model's fields out of a config.json; all of it if it has no parts.
+    """Return the language model's fields of a config.json; all fields if it has no parts.
 
-    A config that omits defaults, or writes the language model's fields next to the others', is completed by
-    transformers.
+    A config that omits defaults, or mixes the language model's fields with the others', is completed by transformers.
     """
     config = read_json(path)
     if "hidden_size" not in (config.get("text_config") or {}) and "vision_config" in config:
@@ -68,12 +67,12 @@ def text_fields(path: Path) -> dict[str, Any]:
         return config
     outer = {name: config[name] for name in ("tie_word_embeddings", "dtype", "torch_dtype") if name in config}
     fields = {name: value for name, value in {**outer, **text}.items() if name not in _LEFT_OVER}
-    # Files of different ages say it at one of the two places, and `false` at the other.
+    # Depending on a file's age, it is in one of the two places, and `false` in the other.
     return {**fields, "tie_word_embeddings": True} if outer.get("tie_word_embeddings") else fields
 
 
 def inner_name(name: str) -> str | None:
-    """Return the name that a weight has in the language model alone, None for weights of other parts."""
+    """Return a weight's name in the language model alone, None for weights of other parts."""
     for prefix, inner in _PREFIXES.items():
         if name.startswith(prefix) and not name.startswith(_OTHER_PARTS):
             return inner + name.removeprefix(prefix)

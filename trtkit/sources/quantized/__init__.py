@@ -1,1 +1,1 @@
-"""Checkpoints whose linear layers are quantized already, by the tools that made them."""
+"""Checkpoints whose linear layers were already quantized by other tools."""

@@ -1,11 +1,11 @@
-"""Ternary weights (BitNet b1.58), each -1, 0 or 1 times one number of the matrix, with inputs in 8 bits by token.
+"""Ternary weights (BitNet b1.58): -1, 0 or 1 times one scale per matrix, with inputs in 8 bits per token.
 
-A packed `weight` [out / 4, in] holds four rows to a byte, each value plus 1: bits 0 and 1 are of the first quarter of
+A packed `weight` [out / 4, in] holds four rows per byte, each value plus 1: bits 0 and 1 belong to the first quarter of
 the rows, and so on. `weight_scale` divides (`linear_class: bitlinear`) or multiplies (`autobitlinear`) the product.
-With `quantization_mode: online`, weights are stored as they were trained, and rounded by the mean of their magnitudes.
-Source: https://arxiv.org/abs/2402.17764; transformers' `integrations/bitnet.py`.
+With `quantization_mode: online`, weights are stored as trained, and rounded by the mean of their magnitudes. Source:
+https://arxiv.org/abs/2402.17764; transformers' `integrations/bitnet.py`.
 
-TensorRT has no type of 2 bits. int4 holds the values exactly, in 4.1 bits with a scale for each block.
+TensorRT has no 2-bit type. int4 holds the values exactly, in 4.1 bits including one scale per block.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def bitnet_layers(stored: Stored, quantization: Mapping[str, object]) -> Parts:
 
 
 def ternary_matrix(values: Array, scales: Array, inputs: QuantizedInputs | None = None) -> QuantizedMatrix:
-    """Return values -1, 0 and 1 [out, in] as a matrix: int4 where blocks divide its columns, else int8.
+    """Return values -1, 0 and 1 [out, in] as a matrix: int4 if a block size divides its columns, otherwise int8.
 
     scales: fp32 [], or [out, blocks].
     """
@@ -69,7 +69,7 @@ def ternary_matrix(values: Array, scales: Array, inputs: QuantizedInputs | None 
 
 
 def _packed(_: str, parts: Parts, *, divides: bool) -> QuantizedMatrix:
-    """Return the matrix of a layer that is stored packed."""
+    """Return the matrix of a packed layer."""
     packed, scale = part(parts, "weight"), number(parts, "weight_scale")
     if packed.dtype != np.uint8 or packed.ndim != 2:
         what = f"`weight` holds {packed.dtype} of shape {list(packed.shape)}; bytes of four rows are expected"
@@ -81,7 +81,7 @@ def _packed(_: str, parts: Parts, *, divides: bool) -> QuantizedMatrix:
 
 
 def _is_converted(name: str, parts: Parts, kept: list[str]) -> bool:
-    """Whether a module with a weight is a linear layer that is rounded; `kept` are beginnings, patterns and ends."""
+    """Whether a module with a weight is a rounded linear layer; `kept`: prefixes, patterns and suffixes of others."""
     is_matrix = len(parts["weight"].shape) == 2 and "embed" not in name.rpartition(".")[2]
     return is_matrix and not any(
         re.match(rf"(?:{pattern})(?:\.|$)", name) or name.endswith(pattern) for pattern in kept
@@ -89,7 +89,7 @@ def _is_converted(name: str, parts: Parts, kept: list[str]) -> bool:
 
 
 def _online(_: str, parts: Parts) -> QuantizedMatrix:
-    """Return the matrix of a layer whose weights are stored as they were trained."""
+    """Return the matrix of a layer whose weights are stored as trained."""
     weight = np.asarray(part(parts, "weight"), np.float32)
     scale = max(float(np.abs(weight).mean(dtype=np.float64)), _LEAST)
     return ternary_matrix(np.clip(np.rint(weight / scale), -1, 1), np.array(scale, np.float32), _INPUTS)

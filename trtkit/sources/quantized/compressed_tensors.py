@@ -1,8 +1,8 @@
-"""Checkpoints that llm-compressor writes, in the forms of compressed-tensors.
+"""Checkpoints written by llm-compressor, in the formats of compressed-tensors.
 
 A linear layer has a `weight_scale` and either `weight` (int8, fp8) or `weight_packed` (int32: integers; uint8: NVFP4).
-`quantization_config.config_groups` says by name or class how each layer's weights and inputs are quantized.
-Source: https://github.com/vllm-project/compressed-tensors
+`quantization_config.config_groups` defines by name or class how each layer's weights and inputs are quantized. Source:
+https://github.com/vllm-project/compressed-tensors
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FORMATS = (
 def compressed_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
     """Return a checkpoint's tensors, each quantized layer as one matrix. quantization: its `quantization_config`.
 
-    Raises SourceError for formats that no network takes, ProblemsError naming layers that cannot be read.
+    Raises SourceError for formats that no network supports, ProblemsError naming layers that cannot be read.
     """
     groups = [dict(group) for group in (quantization.get("config_groups") or {}).values()]
     sparsity = (quantization.get("sparsity_config") or {}).get("format", "dense")
@@ -63,7 +63,7 @@ def compressed_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
 
 
 def _scheme(module: str, groups: list[_Json]) -> _Json:
-    """Return the group that a layer belongs to: by name, else by class. Raises SourceError if there is none."""
+    """Return a layer's group: by name, otherwise by class. Raises SourceError if there is none."""
     named = [group for group in groups if any(_matches(module, target) for target in group.get("targets", ()))]
     classes = [group for group in groups if any("." not in target for target in group.get("targets", ()))]
     for group in (*named, *classes):
@@ -83,7 +83,7 @@ def _matrix(parts: Parts, scheme: _Json) -> QuantizedMatrix:
 
 
 def _packed(parts: Parts, scheme: _Json) -> QuantizedMatrix:
-    """Return integers that are packed into words: [out, in * bits / 32], zero points by [out * bits / 32, blocks]."""
+    """Return integers packed into words: [out, in * bits / 32], with zero points as [out * bits / 32, blocks]."""
     weights = scheme["weights"]
     bits, (out, size) = int(weights["num_bits"]), (int(length) for length in part(parts, "weight_shape"))
     numbers = unsigned(part(parts, "weight_packed"), bits)[:, :size]
@@ -105,7 +105,7 @@ def _packed(parts: Parts, scheme: _Json) -> QuantizedMatrix:
 
 
 def _fp4(parts: Parts) -> QuantizedMatrix:
-    """Return NVFP4: scales are divided by a global one, as are those of inputs."""
+    """Return NVFP4 weights: scales are divided by a global one, and so are those of inputs."""
     codes, outer = part(parts, "weight_packed"), 1 / number(parts, "weight_global_scale")
     inputs = None
     if "input_global_scale" in parts:
@@ -115,7 +115,7 @@ def _fp4(parts: Parts) -> QuantizedMatrix:
 
 
 def _eight_bits(parts: Parts, scheme: _Json) -> QuantizedMatrix:
-    """Return int8, fp8 or MXFP8."""
+    """Return int8, fp8 or MXFP8 weights."""
     codes, scales, weights = part(parts, "weight"), part(parts, "weight_scale"), scheme["weights"]
     kind = codes.dtype.name
     if codes.ndim != 2 or kind not in ("int8", "float8_e4m3fn"):
@@ -134,7 +134,7 @@ def _eight_bits(parts: Parts, scheme: _Json) -> QuantizedMatrix:
 
 
 def _inputs(parts: Parts, name: Format, scheme: _Json) -> QuantizedInputs | None:
-    """Return how inputs are quantized; those scaled by group while running stay as they are."""
+    """Return how inputs are quantized; inputs scaled by group at run time are left unquantized."""
     activations = scheme.get("input_activations")
     if not activations or activations.get("strategy") in ("group", "tensor_group"):
         return None
@@ -143,6 +143,6 @@ def _inputs(parts: Parts, name: Format, scheme: _Json) -> QuantizedInputs | None
     if activations.get("dynamic"):
         if not activations.get("symmetric", True):
             raise SourceError("inputs are to have a zero point", fix="quantize with symmetric activations")
-        # Half of the range from -128 to 127, as `calculate_qparams` divides it.
+        # Half of the range from -128 to 127, the divisor in `calculate_qparams`.
         return QuantizedInputs(name, is_per_token=True, steps=127.5 if name == "int8" else None)
     return QuantizedInputs(name, number(parts, "input_scale"))

@@ -1,4 +1,4 @@
-"""From a quantized checkpoint's tensors to matrices: which form a layer, packed integers, scales, and what is left."""
+"""Conversion of a quantized checkpoint's tensors to matrices: grouping by layer, packed integers, scales, leftovers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 Stored = Mapping[str, StoredArray]
 Parts = dict[str, StoredArray]
-"""A layer's tensors by what follows its name: `weight`, `weight_scale`, `qzeros`."""
+"""A layer's tensors by the suffix of their names: `weight`, `weight_scale`, `qzeros`."""
 Read = Callable[[str, Parts], "QuantizedMatrix"]
 
 
 def layers(stored: Stored, marker: str, names: tuple[str, ...]) -> dict[str, Parts]:
-    """Return the tensors called `names` of each module that has one called `marker`, by module."""
+    """Return, by module, the tensors called `names` of each module that has one called `marker`."""
     modules = [name.removesuffix(f".{marker}") for name in stored if name.endswith(f".{marker}")]
     return {
         module: {part: stored[key] for part in names if (key := f"{module}.{part}") in stored} for module in modules
@@ -31,10 +31,11 @@ def layers(stored: Stored, marker: str, names: tuple[str, ...]) -> dict[str, Par
 
 
 def replaced(stored: Stored, modules: Mapping[str, Parts], read: Read) -> Parts:
-    """Return all tensors, those of each of `modules` as one `weight` that is read when it is requested.
+    """Return all tensors, with those of each of `modules` as a single `weight`, read on request.
 
-    read: makes a matrix of a module and its tensors. Of modules whose tensors are alike it is called for the first now,
-    to know that it can be; reading all would take minutes. Raises ProblemsError with every module that cannot.
+    read: makes a matrix of a module and its tensors. For modules with similar tensors it is called now only for the
+    first, to check that it succeeds; reading all would take minutes. Raises ProblemsError with every module that cannot
+    be read.
     """
     used = {f"{module}.{part}" for module, parts in modules.items() for part in parts}
     rest = {name: array for name, array in stored.items() if name not in used}
@@ -60,7 +61,7 @@ def _kind(module: str, parts: Parts) -> tuple[object, ...]:
 
 
 def _form(array: Any) -> tuple[object, ...]:
-    """Return shape, type and range of a tensor; of codes no range, of short integers their bytes."""
+    """Return a tensor's shape, type and range; for codes no range, for short integers their bytes."""
     form = (array.shape, array.dtype.name)
     if array.dtype.itemsize == 1 or (array.ndim > 1 and array.dtype.kind in "iu"):
         return form
@@ -71,7 +72,7 @@ def _form(array: Any) -> tuple[object, ...]:
 
 
 def _read(read: Read, module: str, parts: Parts) -> QuantizedMatrix:
-    """Read a module's matrix; what was copied out of a file is let go. Raises SourceError naming the module."""
+    """Read a module's matrix, releasing memory copied from a file. Raises SourceError naming the module."""
     try:
         matrix = read(module, parts)
     except TrtkitError as error:
@@ -88,7 +89,7 @@ _CODES = ("int8", "uint8", "int32", "float8_e4m3fn", "float8_e5m2")
 
 
 def check_rest(stored: Stored) -> None:
-    """Raise ProblemsError naming weights that are codes, although nothing says by what they are multiplied."""
+    """Raise ProblemsError naming weights that are codes without scales."""
     names = [name for name, array in stored.items() if name.endswith(".weight") and not array.is_quantized]
     kinds = {name: str(stored[name].first.read().dtype) for name in names}
     problems = [Problem(f"`{name}` holds {kind}", name) for name, kind in kinds.items() if kind in _CODES]
@@ -104,7 +105,7 @@ def part(parts: Parts, name: str) -> Any:
 
 
 def number(parts: Parts, name: str, default: float | None = None) -> float:
-    """Return a tensor of one element as a number. Raises SourceError if it is not one, not finite or not positive."""
+    """Return a one-element tensor as a number. Raises SourceError unless it is one finite positive element."""
     if name not in parts and default is not None:
         return default
     array = np.asarray(part(parts, name), np.float32)
@@ -114,7 +115,7 @@ def number(parts: Parts, name: str, default: float | None = None) -> float:
 
 
 def unsigned(words: Array, bits: int) -> Array:
-    """Return the numbers [rows, n * 32 / bits] of words [rows, n], the lowest bits first. Raises SourceError."""
+    """Return the numbers [rows, n * 32 / bits] in words [rows, n], lowest bits first. Raises SourceError."""
     if words.ndim != 2 or words.dtype.name not in ("int32", "uint32"):
         what = f"packed words are {words.dtype.name} of {words.ndim} axes, not int32 of 2"
         raise SourceError(what, fix="quantize the model again")
@@ -129,8 +130,8 @@ def integer_matrix(
 ) -> QuantizedMatrix:
     """Return the matrix (numbers - zeros) * scales.
 
-    numbers: unsigned [out, in]. scales, zeros: [out, blocks]; without zeros the middle of the range is 0.
-    groups: [in], each column's block; None if blocks follow each other. Raises SourceError where sizes do not fit.
+    numbers: unsigned [out, in]. scales, zeros: [out, blocks]; without zeros the middle of the range is 0. groups: [in],
+    each column's block; None if blocks are contiguous. Raises SourceError if sizes do not fit.
     """
     out, size = numbers.shape
     middle = 1 << (bits - 1)
@@ -149,7 +150,7 @@ def integer_matrix(
 
 
 def check_group(scales: Array, size: int, group: int) -> None:
-    """Check that scales [out, blocks] are those of groups of columns, -1 for one group. Raises SourceError."""
+    """Check that scales [out, blocks] match groups of columns, -1 for a single group. Raises SourceError."""
     blocks = scales.shape[-1]
     if blocks * group != size and not (group < 0 and blocks == 1):
         what = f"{blocks} groups of {group} columns are not the matrix's {size}"
@@ -157,7 +158,7 @@ def check_group(scales: Array, size: int, group: int) -> None:
 
 
 def _checked(scales: Array, out: int, size: int) -> Array:
-    """Return scales [out, blocks] in fp32. Raises SourceError where they do not fit or are not finite."""
+    """Return scales [out, blocks] in fp32. Raises SourceError if they do not fit or are not finite."""
     wide = np.ascontiguousarray(scales, np.float32)
     if wide.ndim != 2 or wide.shape[0] != out or not wide.shape[1] or size % wide.shape[1]:
         what = f"scales of shape {list(wide.shape)} do not belong to blocks of {out} rows and {size} columns"
@@ -168,7 +169,7 @@ def _checked(scales: Array, out: int, size: int) -> Array:
 
 
 def _columns(groups: Array, blocks: int) -> Array | None:
-    """Return the columns by block, None if they are in order. Raises SourceError for blocks of unlike sizes."""
+    """Return the columns sorted by block, None if they are in order. Raises SourceError for blocks of unequal sizes."""
     counts = np.bincount(groups, minlength=blocks) if groups.size and groups.min() >= 0 else np.array([])
     if len(counts) != blocks or (counts != counts[0]).any():
         what = f"`g_idx` does not put {groups.size} columns into {blocks} groups of one size"
@@ -183,7 +184,7 @@ AGAIN = "quantize the model again"
 def row_scales(scales: Array, shape: MatrixShape, block: MatrixShape = (0, 0)) -> Array:
     """Return scales of a matrix [out, in] in fp32 as [], [out] or [out, blocks].
 
-    block: rows and columns that share a scale, where several rows do; each row then gets its own. Raises SourceError.
+    block: rows and columns that share a scale, if several rows do; each row then gets its own. Raises SourceError.
     """
     wide, (out, size), (rows, columns) = finite(scales), shape, block
     if wide.size == 1:
@@ -200,7 +201,7 @@ def row_scales(scales: Array, shape: MatrixShape, block: MatrixShape = (0, 0)) -
 
 
 def finite(scales: Array) -> Array:
-    """Return scales in fp32. Raises SourceError where one is NaN or infinite."""
+    """Return scales in fp32. Raises SourceError if one is NaN or infinite."""
     wide = np.ascontiguousarray(scales).astype(np.float32)
     if not np.isfinite(wide).all():
         raise SourceError("scales are NaN or infinite", fix=AGAIN)
@@ -208,7 +209,7 @@ def finite(scales: Array) -> Array:
 
 
 def block_scales(scales: Array, shape: MatrixShape, block: int) -> Array:
-    """Return scales [out, in / block] as they are. Raises SourceError where they are of another shape or NaN."""
+    """Return scales [out, in / block] unchanged. Raises SourceError if their shape differs or any is NaN."""
     out, size = shape
     if scales.shape != (out, size // block) or size % block:
         where = f"{out} rows of {size} columns in blocks of {block}"

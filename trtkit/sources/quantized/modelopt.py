@@ -1,10 +1,10 @@
-"""Checkpoints that ModelOpt's `export_hf_checkpoint` writes, and trtkit's own, which are the same.
+"""Checkpoints written by ModelOpt's `export_hf_checkpoint`, and trtkit's own in the same format.
 
-A linear layer is a `weight` of codes and a `weight_scale`, by the types of which its format is known:
-int8 [out, in] with [out]; int4 packed by pairs of rows, uint8 [out / 2, in] with [out, blocks]; fp8 with one number or
-[out]; MXFP8 with uint8 exponents [out, in / 32]; NVFP4 packed [out, in / 2] with fp8 [out, in / 16] and a
-`weight_scale_2`. `input_scale` says that inputs are quantized too, `pre_quant_scale` multiplies them first. int4 may
-have a `weight_offset` [out, blocks], which trtkit alone writes.
+A linear layer has a `weight` of codes and a `weight_scale`, whose types determine its format: int8 [out, in] with
+[out]; int4 packed by pairs of rows, uint8 [out / 2, in] with [out, blocks]; fp8 with one number or [out]; MXFP8 with
+uint8 exponents [out, in / 32]; NVFP4 packed [out, in / 2] with fp8 [out, in / 16] and a `weight_scale_2`. With
+`input_scale` inputs are quantized too; `pre_quant_scale` multiplies them first. int4 may have a `weight_offset` [out,
+blocks], which only trtkit writes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PARTS = ("weight", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_
 def modelopt_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
     """Return a checkpoint's tensors, each quantized layer as one matrix. quantization: its `quantization_config`.
 
-    Raises SourceError for algorithms that no network takes, ProblemsError naming layers that cannot be read.
+    Raises SourceError for algorithms that no network supports, ProblemsError naming layers that cannot be read.
     """
     algorithm = str(quantization.get("quant_algo")).upper()
     by_layer = quantization.get("quantized_layers") or {}
@@ -86,14 +86,14 @@ def modelopt_matrix(parts: Parts, algorithm: str) -> QuantizedMatrix:
 
 
 def _inputs(parts: Parts, name: Format, algorithm: str) -> QuantizedInputs | None:
-    """Return how inputs are quantized to eight bits."""
+    """Return how inputs are quantized to 8 bits."""
     if "input_scale" in parts:
         return QuantizedInputs(name, number(parts, "input_scale"))
     return QuantizedInputs(name, is_per_token=True) if "PER_TOKEN" in algorithm else None
 
 
 def paired_rows(codes: Array) -> Array:
-    """Return rows of pairs [out, in / 2] as pairs of rows [out / 2, in], as ModelOpt packs int4."""
+    """Return rows of pairs [out, in / 2] as pairs of rows [out / 2, in], ModelOpt's packing of int4."""
     halves = unpack(codes)
     return np.asarray(halves[0::2] | halves[1::2] << 4)
 

@@ -1,8 +1,7 @@
-"""gpt-oss as it is stored: experts in MXFP4.
+"""gpt-oss's storage format: experts in MXFP4.
 
 A block of 32 is 16 bytes of 4-bit floats, the first element in the low half, and a power of two. bf16 and fp32 hold all
-products exactly.
-Source: https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf.
+products exactly. Source: https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ _PARTS = {"mlp.experts.gate_up_proj": GATE_UP, "mlp.experts.down_proj": ("mlp.ex
 
 
 def mxfp4_experts(stored: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
-    """Return a checkpoint's tensors, each expert's matrices by their own names, read when asked for.
+    """Return a checkpoint's tensors, with each expert's matrices under their own names, read on request.
 
-    Raises ProblemsError for arrays that do not fit one another.
+    Raises ProblemsError for arrays that do not match.
     """
     arrays, problems = dict(stored), []
     for name in [name.removesuffix("_blocks") for name in stored if name.endswith("_blocks")]:
@@ -48,7 +47,7 @@ def mxfp4_experts(stored: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
 
 
 def _fit(blocks: StoredArray, scales: StoredArray, parts: int) -> bool:
-    """Whether blocks [E, out, in / 32, 16] and scales [E, out, in / 32] are of the same rows."""
+    """Whether blocks [E, out, in / 32, 16] and scales [E, out, in / 32] belong to the same rows."""
     is_whole = len(blocks.shape) == 4 and blocks.shape[1] % parts == 0 and blocks.shape[3] * 2 == BLOCK
     return is_whole and blocks.shape[:3] == scales.shape
 
@@ -56,7 +55,7 @@ def _fit(blocks: StoredArray, scales: StoredArray, parts: int) -> bool:
 def _experts(
     start: str, blocks: StoredArray, scales: StoredArray, parts: tuple[str, ...]
 ) -> Iterator[tuple[str, StoredArray]]:
-    """Yield each expert's matrices [out, in]; rows of the parts take turns."""
+    """Yield each expert's matrices [out, in]; rows of the parts alternate."""
     experts, rows, count, _ = blocks.shape
     for expert in range(experts):
         for index, part in enumerate(parts):
@@ -66,14 +65,14 @@ def _experts(
 
 
 def _matrix(blocks: StoredArray, scales: StoredArray, expert: int, rows: slice) -> QuantizedMatrix:
-    """Read one expert's matrix. rows: those that it has. Raises what `powers_of_two` does."""
+    """Read one expert's matrix. rows: the matrix's rows. Raises the errors of `powers_of_two`."""
     exponents = scales.read()[expert][rows]
     codes = np.ascontiguousarray(blocks.read()[expert][rows]).reshape(len(exponents), -1)
     return QuantizedMatrix("mxfp4", codes, powers_of_two(exponents))
 
 
 def powers_of_two(exponents: Array) -> Array:
-    """Return scales in fp32 from their exponents, which are bytes. Raises SourceError for one that is not a number."""
+    """Return scales in fp32 from their one-byte exponents. Raises SourceError for one that encodes NaN."""
     if np.any(exponents == _NAN):
         raise SourceError("a scale is not a number", fix="copy the checkpoint's files again")
     return np.ldexp(np.float32(1), exponents.astype(np.int32) - _BIAS)

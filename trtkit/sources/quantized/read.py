@@ -1,4 +1,4 @@
-"""Find out who quantized a checkpoint, and read it."""
+"""Detects which tool quantized a checkpoint, and reads it."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _CACHES = {"k": "key", "v": "value", "latent": "latent"}
 
 @dataclass(frozen=True)
 class Quantized:
-    """A quantized checkpoint, read. method: who made it; empty if nothing is quantized.
+    """The content of a quantized checkpoint. method: the tool that quantized it; empty if nothing is quantized.
 
-    kv_cache: None if caches stay in the network's type.
+    kv_cache: None if caches have the network's type.
     """
 
     stored: Parts
@@ -55,10 +55,10 @@ class Quantized:
 
 
 def read_quantized(folder: Path, config: Mapping[str, Any], stored: Stored) -> Quantized:
-    """Return a folder's tensors with each quantized layer as one matrix; as they are where nothing is quantized.
+    """Return a folder's tensors with each quantized layer as one matrix; unchanged if nothing is quantized.
 
-    config: the fields of its config.json. Raises SourceError for a `quant_method` that is not known, ProblemsError
-    for layers that cannot be read.
+    config: the fields of its config.json. Raises SourceError for an unknown `quant_method`, ProblemsError for layers
+    that cannot be read.
     """
     quantization = declared(folder, config)
     if quantization is None:
@@ -80,7 +80,7 @@ def read_quantized(folder: Path, config: Mapping[str, Any], stored: Stored) -> Q
 
 
 def declared(folder: Path, config: Mapping[str, Any]) -> _Json | None:
-    """Return how a checkpoint says that it is quantized: in config.json, or in ModelOpt's file next to it."""
+    """Return a checkpoint's declared quantization: from config.json, or from ModelOpt's file next to it."""
     quantization = config.get("quantization_config")
     if isinstance(quantization, dict):
         return quantization
@@ -94,9 +94,9 @@ def declared(folder: Path, config: Mapping[str, Any]) -> _Json | None:
 def awq_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
     """Return a checkpoint's tensors, each quantized layer as one matrix. quantization: its `quantization_config`.
 
-    Raises SourceError for other versions than `gemm`, ProblemsError naming layers that cannot be read.
+    Raises SourceError for versions other than `gemm`, ProblemsError naming layers that cannot be read.
 
-    A linear layer is `qweight` int32 [in, out / 8], `qzeros` int32 [in / group, out / 8] and `scales` [in / group,
+    A linear layer has `qweight` int32 [in, out / 8], `qzeros` int32 [in / group, out / 8] and `scales` [in / group,
     out]. A word holds eight columns, from its lowest bits on in the order 0 2 4 6 1 3 5 7. Source:
     `awq/modules/linear/gemm.py`, https://github.com/casper-hansen/AutoAWQ
     """
@@ -114,11 +114,11 @@ def awq_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
 def gptq_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
     """Return a checkpoint's tensors, each quantized layer as one matrix. quantization: its `quantization_config`.
 
-    Raises SourceError for formats and bits that are not known, ProblemsError naming layers that cannot be read.
+    Raises SourceError for unknown formats and bit widths, ProblemsError naming layers that cannot be read.
 
-    A linear layer is `qweight` int32 [in * bits / 32, out], `qzeros` int32 [groups, out * bits / 32], `scales`
-    [groups, out] and `g_idx` [in], each column's group. Format `gptq` stores zero points less one, `gptq_v2` as
-    they are. Source: `qlinear_cuda_old.py`, https://github.com/AutoGPTQ/AutoGPTQ, and
+    A linear layer has `qweight` int32 [in * bits / 32, out], `qzeros` int32 [groups, out * bits / 32], `scales`
+    [groups, out] and `g_idx` [in], each column's group. Format `gptq` stores zero points minus one, `gptq_v2`
+    unchanged. Source: `qlinear_cuda_old.py`, https://github.com/AutoGPTQ/AutoGPTQ, and
     https://github.com/ModelCloud/GPTQModel
     """
     kind, bits = str(quantization.get("checkpoint_format") or "gptq"), int(quantization.get("bits", 4))
@@ -139,9 +139,9 @@ def fp8_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
 
     Raises ProblemsError naming layers that cannot be read.
 
-    A linear layer is `weight` fp8 [out, in] and `weight_scale_inv`, which its codes are multiplied by: one number,
-    or one for each block of rows and columns. `activation_scale` is that of its inputs; where they are scaled by
-    block while running, they stay as they are here. Source: `transformers/integrations/finegrained_fp8.py`
+    A linear layer has `weight` fp8 [out, in] and `weight_scale_inv`, by which its codes are multiplied: one number, or
+    one per block of rows and columns. `activation_scale` is that of its inputs; inputs scaled by block at run time are
+    left unquantized here. Source: `transformers/integrations/finegrained_fp8.py`
     """
     rows, columns = quantization.get("weight_block_size") or (0, 0)
     block = (int(rows), int(columns))
@@ -159,7 +159,7 @@ _READERS: dict[str, Callable[[Stored, Mapping[str, Any]], Parts]] = {
 
 
 def _kv_cache(stored: Stored, quantization: _Json) -> tuple[Parts, KvQuantization | None]:
-    """Take the scales of keys and values out of a checkpoint."""
+    """Remove the scales of keys and values from a checkpoint, and return both."""
     matches = {name: match for name in stored if (match := _KV_SCALE.search(name))}
     rest = {name: array for name, array in stored.items() if name not in matches}
     if not matches:
@@ -172,7 +172,7 @@ def _kv_cache(stored: Stored, quantization: _Json) -> tuple[Parts, KvQuantizatio
 
 
 def _kv_format(quantization: _Json) -> CacheFormat:
-    """Return the caches' type. Raises SourceError for one that no network takes."""
+    """Return the caches' type. Raises SourceError for an unsupported one."""
     scheme = quantization.get("kv_cache_scheme")
     kind = str(quantization.get("kv_cache_quant_algo") or "FP8").upper()
     if isinstance(scheme, dict) and "kv_cache_quant_algo" not in quantization:
@@ -185,7 +185,7 @@ def _kv_format(quantization: _Json) -> CacheFormat:
 _AWQ_PARTS = ("qweight", "qzeros", "scales")
 
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word each of eight columns stands."""
+"""The position of each of eight columns in a word."""
 
 
 def _awq_matrix(parts: Parts, group: int) -> QuantizedMatrix:
@@ -205,7 +205,7 @@ def _ordered(words: Array) -> Array:
 _GPTQ_PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
 _LESS = {"gptq": 1, "gptq_v2": 0}
-"""What zero points are stored less by."""
+"""The amount subtracted from stored zero points."""
 
 
 def _gptq_matrix(parts: Parts, bits: int, group: int, less: int) -> QuantizedMatrix:

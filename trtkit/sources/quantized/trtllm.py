@@ -1,7 +1,7 @@
-"""The quantized layers of TensorRT-LLM checkpoints, as ModelOpt's `export_tensorrt_llm_checkpoint` writes them.
+"""The quantized layers of TensorRT-LLM checkpoints, as written by ModelOpt's `export_tensorrt_llm_checkpoint`.
 
-They are those of its Hugging Face exports by other names, rank by rank. What TensorRT-LLM's own `convert_checkpoint.py`
-wrote for weight-only kernels is laid out for one GPU's kernel, and is refused.
+They are those of its Hugging Face exports under other names, by rank. The output of TensorRT-LLM's own
+`convert_checkpoint.py` for weight-only kernels has the layout of one GPU's kernel, and is refused.
 """
 
 import re
@@ -30,9 +30,9 @@ ALGORITHMS = (
     "NVFP4",
     "MXFP8",
 )
-"""Values of `quantization.quant_algo` that are read."""
+"""Supported values of `quantization.quant_algo`."""
 CACHES = ("FP8", "INT8")
-"""Values of `quantization.kv_cache_quant_algo` that are read."""
+"""Supported values of `quantization.kv_cache_quant_algo`."""
 _NAMES = {
     "weight": "weight",
     "weights_scaling_factor": "weight_scale",
@@ -46,9 +46,9 @@ _KERNEL = ("per_channel_scale", "weights_scaling_factor_interleaved", "zero")
 
 
 def quantized_rank(stored: Stored, config: Mapping[str, Any]) -> Parts:
-    """Return a rank's tensors, each quantized layer as one matrix, without scales of caches.
+    """Return a rank's tensors, each quantized layer as one matrix, without the scales of caches.
 
-    Raises ProblemsError naming layers that are laid out for a kernel or cannot be read.
+    Raises ProblemsError naming layers that have a kernel's layout or cannot be read.
     """
     laid_out = [name for name in stored if name.rpartition(".")[2] in _KERNEL]
     if laid_out:
@@ -70,7 +70,7 @@ def _matrix(parts: Parts, algorithm: str) -> QuantizedMatrix:
 
 
 def cache_scales(stored: Stored, config: Mapping[str, Any]) -> KvQuantization | None:
-    """Return how caches are quantized: by the scale of a layer's keys, of its values or of both, 1 where fp8 has none.
+    """Return how caches are quantized: by the scale of a layer's keys, values or both; 1 if fp8 has none.
 
     Raises SourceError for int8 caches without scales.
     """
@@ -93,7 +93,7 @@ _ROUNDED_LATER = "TensorRT-LLM has no tensors for int8 weights alone: it rounds 
 
 
 def algorithm_of(matrix: QuantizedMatrix) -> str:
-    """Return the `quant_algo` of a matrix. Raises SourceError if TensorRT-LLM's engines hold no such layer."""
+    """Return the `quant_algo` of a matrix. Raises SourceError if TensorRT-LLM's engines do not support such a layer."""
     inputs, fix = matrix.inputs, "quantize with int8_sq, int4_awq, fp8 or nvfp4"
     if matrix.columns is not None or matrix.offsets is not None:
         what = "zero points" if matrix.columns is None else "columns ordered by activation (act-order)"
@@ -119,7 +119,7 @@ def algorithm_of(matrix: QuantizedMatrix) -> str:
 
 
 def quantized_tensors(matrix: QuantizedMatrix, dtype: np.dtype, *, has_factors: bool) -> "dict[str, Array]":
-    """Return a layer's tensors by what follows its name. dtype: of factors; those that a layer lacks are 1.
+    """Return a layer's tensors by the suffix of their names. dtype: of factors; missing ones are 1.
 
     has_factors: whether the model's layers multiply their inputs by factors first.
     """
@@ -142,7 +142,7 @@ def quantized_tensors(matrix: QuantizedMatrix, dtype: np.dtype, *, has_factors: 
 
 
 def with_scale(matrix: QuantizedMatrix, scale: np.float32, input_scale: float) -> QuantizedMatrix:
-    """Return an fp8 matrix of one scale with another, its codes rounded again, and its inputs with another, too."""
+    """Return an fp8 matrix of a single scale with another one, its codes rounded again, and another input scale."""
     assert matrix.inputs is not None
     codes = (matrix.products() / scale).astype(matrix.codes.dtype)
     inputs = replace(matrix.inputs, scale=input_scale)
@@ -150,9 +150,9 @@ def with_scale(matrix: QuantizedMatrix, scale: np.float32, input_scale: float) -
 
 
 def cache_tensors(caches: KvQuantization, layers: range) -> "dict[str, Array]":
-    """Return the scales of the caches of some layers, numbered from 0, by name: each, and the larger for both.
+    """Return the cache scales of some layers, numbered from 0, by name: each one, and the larger one for both.
 
-    TensorRT-LLM takes the larger one.
+    TensorRT-LLM uses the larger one.
     """
     tensors = {}
     for index, layer in enumerate(layers):

@@ -1,4 +1,4 @@
-"""Ways to export a PyTorch module to ONNX, tried one after another; each says what it gives up."""
+"""Methods of exporting a PyTorch module to ONNX, tried in turn; each reports its limitations."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
     from trtkit.config.schema import ModuleInput, TorchSource
 
-# torch.export specializes on sizes 0 and 1, so dynamic dimensions are traced at this size at least.
+# torch.export specializes on sizes 0 and 1, so dynamic dimensions are traced with at least this size.
 _SMALLEST_TRACED = 2
 # The newest opset that the TorchScript exporter writes.
 _NEWEST_SCRIPT_OPSET = 20
 _LONGEST_REASON = 300
-# ONNX Runtime compared with torch in fp32, over a whole model.
+# Tolerance of ONNX Runtime compared with torch in fp32, over a whole model.
 _TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class ModuleExport:
-    """A module to export. sizes: what its symbolic dimensions are traced at."""
+    """A module to export. sizes: traced sizes of its symbolic dimensions."""
 
     module: torch.nn.Module
     source: TorchSource
@@ -53,9 +53,9 @@ class ModuleExport:
 
 
 def export(module: torch.nn.Module, source: TorchSource, dims: Mapping[str, int], out: Path) -> str:
-    """Write `module` as ONNX to `out` and return how, in words.
+    """Write `module` as ONNX to `out` and return a description of the method.
 
-    dims: typical sizes of the symbolic dimensions that the profiles name. Raises SourceError if nothing works.
+    dims: typical sizes of the symbolic dimensions named in the profiles. Raises SourceError if every method fails.
     """
     symbols = {dim for spec in source.inputs.values() for dim in spec.shape if isinstance(dim, str)}
     sizes = {name: max(_SMALLEST_TRACED, dims.get(name, _SMALLEST_TRACED)) for name in sorted(symbols)}
@@ -79,7 +79,7 @@ def export(module: torch.nn.Module, source: TorchSource, dims: Mapping[str, int]
 
 
 class _NotApplicableError(Exception):
-    """A way that would change nothing."""
+    """A method that would change nothing."""
 
 
 def _exported(request: ModuleExport) -> str:
@@ -109,7 +109,7 @@ def _exported(request: ModuleExport) -> str:
 
 
 def _check_dynamic(request: ModuleExport) -> None:
-    """Raise SourceError for a dimension that was to be dynamic: where torch.export cannot keep it, torch fixes it."""
+    """Raise SourceError for a dynamic dimension that torch fixed because torch.export cannot keep it dynamic."""
     import onnx
 
     for value in onnx.load(str(request.out), load_external_data=False).graph.input:
@@ -120,7 +120,7 @@ def _check_dynamic(request: ModuleExport) -> None:
 
 
 def _scripted(request: ModuleExport) -> str:
-    """Export by tracing one run: what Python reads of tensors becomes constant, and is named."""
+    """Export by tracing one run: tensor values read by Python become constants, which are reported."""
     import torch
     from torch.jit._trace import TracerWarning
 
@@ -142,7 +142,7 @@ def _scripted(request: ModuleExport) -> str:
 
 
 def _with_fixed_batch(dims: Mapping[str, int]) -> Callable[[ModuleExport], str]:
-    """Return how to export with the first axis static, where no profile names it."""
+    """Return an export method with a static first axis, for profiles that do not name it."""
 
     def export_fixed(request: ModuleExport) -> str:
         specs = request.source.inputs
@@ -160,7 +160,7 @@ def _with_fixed_batch(dims: Mapping[str, int]) -> Callable[[ModuleExport], str]:
 
 
 def _with_plain_attention(request: ModuleExport) -> str:
-    """Export through `torch.export` with attention written out as products and a softmax."""
+    """Export through `torch.export`, with attention expanded into products and a softmax."""
     with _plain_attention() as calls:
         detail = _exported(request)
     if not calls:
@@ -170,7 +170,7 @@ def _with_plain_attention(request: ModuleExport) -> str:
 
 @contextlib.contextmanager
 def _plain_attention() -> Iterator[list[int]]:
-    """Let torch compute attention by its definition, over any number of axes; yield what lists the calls."""
+    """Make torch compute attention by its definition, over any number of axes; yield a list that records the calls."""
     import torch
     from torch.nn import functional
 
@@ -189,9 +189,9 @@ def _plain_attention() -> Iterator[list[int]]:
 
 
 def _check_sizes(request: ModuleExport) -> None:
-    """Compare what was written with the module at the traced sizes and at larger ones, if the file takes those.
+    """Compare the exported file with the module at the traced sizes and, if the file accepts them, at larger ones.
 
-    Raises SourceError if they differ: a size that became a constant is a wrong answer at any other.
+    Raises SourceError if they differ: a size that became a constant gives wrong answers at any other size.
     """
     import onnx
 
@@ -201,7 +201,7 @@ def _check_sizes(request: ModuleExport) -> None:
 
 
 def check_examples(module: torch.nn.Module, inputs: Sequence[torch.Tensor], path: Path) -> None:
-    """Compare a written file with the module on inputs, at any fixed or dynamic sizes. Raises SourceError."""
+    """Compare an exported file with the module on inputs, at any fixed or dynamic sizes. Raises SourceError."""
     import onnxruntime
     import torch
 
@@ -218,7 +218,7 @@ def check_examples(module: torch.nn.Module, inputs: Sequence[torch.Tensor], path
 
 
 def _matching(session: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return inputs cut to the sizes that the file has fixed."""
+    """Return inputs cropped to the file's fixed sizes."""
     fixed = [
         tuple(slice(size) if isinstance(size, int) else slice(None) for size in item.shape)
         for item in session.get_inputs()
@@ -236,7 +236,7 @@ def _check_close(expected: Sequence[torch.Tensor], outputs: Sequence[np.ndarray[
 
 
 def _tensors(outputs: Any) -> list[torch.Tensor]:
-    """Return the tensors in a module's answer, in the order that exporters write them."""
+    """Return the tensors in a module's output, in the order in which exporters write them."""
     import torch
     from torch.utils import _pytree
 
@@ -253,7 +253,7 @@ def _example(spec: ModuleInput, sizes: Mapping[str, int]) -> torch.Tensor:
 
 
 def _reason(error: BaseException) -> str:
-    """Return what began an error in a line of bounded length; torch wraps it in advice for its own users."""
+    """Return an error's root cause on one line of limited length; torch wraps it in advice for its own users."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines()
@@ -262,7 +262,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _translations() -> dict[Any, Any]:
-    """Return ONNX for what torch's exporter lacks: an operator of the checks that transformers compiles in."""
+    """Return ONNX translations that torch's exporter lacks: of a check operator that transformers compiles in."""
     import torch
     from onnx import TensorProto
     from onnxscript import opset18

@@ -1,4 +1,4 @@
-"""Make a PyTorch module: import its factory, call it, load its checkpoint."""
+"""Creation of a PyTorch module: import its factory, call it, load its checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Export a module that is in memory: its inputs' names from `forward`, their types and sizes from examples."""
+"""Export of an in-memory module: input names from `forward`, types and sizes from examples."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def export_module(
 ) -> None:
     """Write a copy of `module`, in evaluation mode and on the CPU, as an ONNX file.
 
-    shapes: by input, sizes with names for those that are dynamic, as in a config's `source.torch.inputs`; those of the
-    examples if an input is not there. Raises SourceError for inputs that do not fit, a module that cannot be exported,
-    and a file that answers the examples otherwise than the module.
+    shapes: by input, sizes with names for dynamic ones, as in a config's `source.torch.inputs`; the examples' sizes for
+    missing inputs. Raises SourceError for inputs that do not fit, a module that cannot be exported, and a file whose
+    outputs for the examples differ from the module's.
     """
     import torch
 
@@ -69,7 +69,7 @@ def export_module(
 
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Silence what torch's exporter says of itself and of packages that the module does not need."""
+    """Silence the exporter's warnings about torch itself and about packages that the module does not need."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -82,7 +82,7 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _by_name(module: torch.nn.Module, examples: ExampleInputs) -> dict[str, torch.Tensor]:
-    """Return the examples by the names that `forward` gives them, in its order."""
+    """Return the examples by their names in `forward`, in its order."""
     import torch
 
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

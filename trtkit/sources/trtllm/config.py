@@ -1,4 +1,4 @@
-"""Say in the fields of a Hugging Face config.json what a TensorRT-LLM checkpoint's config says.
+"""Conversion of a TensorRT-LLM checkpoint's config to the fields of a Hugging Face config.json.
 
 Format: TensorRT-LLM's docs/source/architecture/checkpoint.md and its `models/*/config.py`, release 1.2.
 """
@@ -13,7 +13,7 @@ from trtkit.sources.trtllm.fields import Family, Fields, head_size, inner_size, 
 
 _MAX_RANKS = 4096
 _SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings")
-# Fields that change what is computed -> the values that change nothing.
+# Fields that affect the computation -> their neutral values.
 _NEUTRAL: dict[str, tuple[float | str | None, ...]] = {
     "rotary_pct": (None, 1.0),
     "embedding_multiplier": (None, 1.0),
@@ -45,7 +45,7 @@ _SCALED_GEMMA3 = (34, 48, 62)
 
 
 def check_config(config: Fields, where: str) -> None:
-    """Raise SourceError for an architecture that is not known, ProblemsError for all else that cannot be read."""
+    """Raise SourceError for an unknown architecture, ProblemsError for everything else that cannot be read."""
     architecture = config.get("architecture")
     if architecture not in FAMILIES:
         known = f"known: {', '.join(FAMILIES)}"
@@ -121,7 +121,7 @@ def _ranks(config: Fields, name: str) -> int:
 
 
 def hf_config(config: Fields, tensors: Collection[str]) -> dict[str, Any]:
-    """Return the fields of a config.json. tensors: names in a rank, which say what has a bias and what is tied."""
+    """Return the fields of a config.json. tensors: names in a rank, which show what has a bias and what is tied."""
     family = family_of(config)
     stated = {"norm_epsilon": 1e-5, **{name: value for name, value in config.items() if value is not None}}
     for name, module in (("attn_bias", "attention.qkv"), ("mlp_bias", "mlp.fc")):

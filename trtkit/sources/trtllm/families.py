@@ -1,4 +1,4 @@
-"""The architectures of TensorRT-LLM checkpoints that are read: layers of Llama and of GPT."""
+"""Supported architectures of TensorRT-LLM checkpoints: layers of Llama and of GPT."""
 
 from dataclasses import replace
 

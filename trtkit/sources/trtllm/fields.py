@@ -1,6 +1,6 @@
-"""Say in the fields of a Hugging Face config.json what is particular to one family's TensorRT-LLM config.
+"""Conversion of the family-specific part of a TensorRT-LLM config to fields of a Hugging Face config.json.
 
-`attn_bias` and `mlp_bias` say what the tensors do. TensorRT-LLM keeps no sliding window: there is none then.
+`attn_bias` and `mlp_bias` state what the tensors have. TensorRT-LLM keeps no sliding window, so there is none.
 
 Format: TensorRT-LLM's `models/*/config.py` and its conversion scripts, release 1.2.
 """
@@ -21,10 +21,10 @@ GROUPS_AND_HEADS = {**GROUPED, "head_size": "head_dim"}
 
 @dataclass(frozen=True)
 class Experts:
-    """HF's names of experts, all of which one tensor of a layer holds, up first.
+    """HF's names of experts, all of which are in one tensor of a layer, up first.
 
-    module: what has them by number. shared: HF's module of the expert that all tokens have, if there is one. modes:
-    values of `moe.normalization_mode` that are read: 0 for shares as they are, 1 for shares that add up to 1.
+    module: of each expert, by number. shared: HF's module of the expert for all tokens, if there is one. modes:
+    supported values of `moe.normalization_mode`: 0 for unnormalized shares, 1 for shares that sum to 1.
     """
 
     module: str
@@ -37,14 +37,14 @@ class Experts:
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture as transformers' `model_type`.
+    """One architecture, with transformers' `model_type`.
 
-    outside, inside: HF's modules by TensorRT-LLM's, without and with `layers` and a number in front. qkv: HF's
-    modules of queries, keys and values; one where HF joins them. rows: how it does. sizes: HF's fields by
-    TensorRT-LLM's. more: the other fields. positions: the kinds of position embedding that are read. read: fields
-    that most architectures may not state. needs: those that must be stated. is_in_out: HF stores matrices [in, out].
-    plus_one: norms that are stored with 1 added. swapped: the module that holds gate and up, up first. activations:
-    those that may be stated, where transformers always has one.
+    outside, inside: HF's modules by TensorRT-LLM's, without and with the prefix of `layers` and a number. qkv: HF's
+    modules of queries, keys and values; a single one if HF joins them. rows: the order of its rows. sizes: HF's fields
+    by TensorRT-LLM's. more: the other fields. positions: supported kinds of position embedding. read: fields that most
+    architectures may not state. needs: required fields. is_in_out: whether HF stores matrices as [in, out]. plus_one:
+    norms that are stored with 1 added. swapped: the module with gate and up, up first. activations: permitted ones, if
+    transformers always uses the same.
     """
 
     model_type: str
@@ -69,7 +69,7 @@ APART = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 Fields = Mapping[str, Any]
-# TensorRT-LLM's `gelu` is the tanh form, whatever it is called.
+# TensorRT-LLM's `gelu` is the tanh form, under every name.
 GELU = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 """Names of it."""
 
@@ -85,12 +85,12 @@ def head_size(config: Fields) -> int:
 
 
 def inner_size(config: Fields) -> int:
-    """Return the size between the feed-forward layer's matrices: what TensorRT-LLM takes if none is stated."""
+    """Return the feed-forward layer's inner size: TensorRT-LLM's default if none is stated."""
     return int(config.get("intermediate_size") or 4 * config["hidden_size"])
 
 
 def rope(config: Fields) -> dict[str, Any]:
-    """Return `rope_parameters`. `rotary_scaling` has HF's names; the base is 10000 where none is stated."""
+    """Return `rope_parameters`. `rotary_scaling` has HF's names; the base defaults to 10000."""
     scaling = dict(config.get("rotary_scaling") or {})
     kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
     scaling.pop("type", None)
@@ -104,7 +104,7 @@ def _partial_rope(config: Fields) -> dict[str, Any]:
 
 
 def gelu_tanh(config: Fields) -> str:
-    """Return the activation, by HF's name where it is a GELU."""
+    """Return the activation, with HF's name if it is a GELU."""
     return "gelu_pytorch_tanh" if config["hidden_act"] in GELU else str(config["hidden_act"])
 
 
@@ -123,7 +123,7 @@ def llama(config: Fields) -> Fields:
 
 
 def granite(config: Fields) -> Fields:
-    """Return the fields of Granite. Its attention's factor is stored times the root of the head's size."""
+    """Return the fields of Granite. Its attention factor is stored multiplied by the root of the head size."""
     return {
         **llama(config),
         "attention_multiplier": config["attention_multiplier"] / head_size(config) ** 0.5,
@@ -179,7 +179,7 @@ def gemma(config: Fields) -> Fields:
 
 
 def gemma2(config: Fields) -> Fields:
-    """Return the fields of Gemma 2. Its window is not stated: transformers' own, as all published models have it."""
+    """Return the fields of Gemma 2. Its window is not stated: transformers' default, as in all published models."""
     names = ("query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping")
     return {**gemma(config), **{name: config.get(name) for name in names}}
 
@@ -218,7 +218,7 @@ def phi(config: Fields) -> Fields:
 
 
 def phi3(config: Fields) -> Fields:
-    """Return the fields of Phi-3. `swiglu` represents gated SiLU."""
+    """Return the fields of Phi-3. `swiglu` means gated SiLU."""
     parameters = _partial_rope(config)
     kept = {}
     if config.get("position_embedding_type") == "long_rope":
@@ -242,7 +242,7 @@ def cohere(config: Fields) -> Fields:
 
 
 def gpt_neox(config: Fields) -> Fields:
-    """Return the fields of GPT-NeoX. TensorRT-LLM's always adds attention and feed-forward to the same input."""
+    """Return the fields of GPT-NeoX. TensorRT-LLM always adds attention and feed-forward to the same input."""
     fields = {"layer_norm_eps": config["norm_epsilon"], "attention_bias": config["attn_bias"]}
     fields |= {"hidden_act": config["hidden_act"], "use_parallel_residual": True}
     return {**fields, "rope_parameters": _partial_rope(config)}
@@ -287,7 +287,7 @@ def mpt(config: Fields) -> Fields:
 
 
 def falcon(config: Fields) -> Fields:
-    """Return the fields of Falcon, whose rotary base TensorRT-LLM does not keep: 10000."""
+    """Return the fields of Falcon, whose rotary base TensorRT-LLM does not store: 10000."""
     keys, is_new = key_value_heads(config), bool(config.get("new_decoder_architecture"))
     return {
         "layer_norm_epsilon": config["norm_epsilon"],

@@ -1,4 +1,4 @@
-"""Cut Hugging Face weights into the ranks of a TensorRT-LLM checkpoint: what `weights` merges, by the same tables.
+"""Splits Hugging Face weights into the ranks of a TensorRT-LLM checkpoint: the inverse of `weights`, by its tables.
 
 Layout: ModelOpt's `export_tensorrt_llm_checkpoint`, release 0.47, and TensorRT-LLM's conversion scripts, release 1.2.
 """
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     Arrays = dict[str, StoredArray]
 
 _LAST = ("transformer.ln_f", "lm_head")
-"""Modules of the last pipeline stage; the others outside of layers are the first's."""
+"""Modules of the last pipeline stage; the others outside of layers belong to the first."""
 _SUFFIXES = ("weight", "bias")
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What one of `count` tensor-parallel ranks holds of a model."""
+    """The view of one of `count` tensor-parallel ranks on a model."""
 
     config: Fields
     family: Family
@@ -41,7 +41,7 @@ class _Part:
     count: int
 
     def heads(self, stored: StoredArray, heads: int, size: int) -> StoredArray:
-        """Return the rank's heads, of `size` rows each. With fewer heads than ranks, neighbouring ranks share one."""
+        """Return the rank's heads, of `size` rows each. With fewer heads than ranks, adjacent ranks share one."""
         if heads >= self.count:
             rows = heads // self.count * size
             return take_rows(stored, self.index * rows, rows)
@@ -57,10 +57,10 @@ class _Part:
 
 
 def rank_arrays(weights: Mapping[str, StoredArray], config: Fields, rank: int) -> Arrays:
-    """Return a rank's tensors by TensorRT-LLM name, cut out when they are read.
+    """Return a rank's tensors by TensorRT-LLM name, sliced on reading.
 
-    weights: by Hugging Face name. config: the checkpoint's own, whose `mapping` says how many ranks there are.
-    Raises ProblemsError naming weights that the architecture lacks.
+    weights: by Hugging Face name. config: the checkpoint's own, whose `mapping` defines the number of ranks. Raises
+    ProblemsError naming weights unknown to the architecture.
     """
     family, tensors, stages = family_of(config), tensor_size(config), pipeline_size(config)
     part, stage = _Part(config, family, rank % tensors, tensors), rank // tensors
@@ -102,7 +102,7 @@ def _expert_names(config: Fields, experts: Experts | None) -> set[str]:
 
 
 def _outside(weights: Mapping[str, StoredArray], part: _Part, *, is_first: bool, is_last: bool) -> Arrays:
-    """Return what a stage holds outside of layers. Tables are cut by rows, with rows of zeros if they do not divide."""
+    """Return a stage's tensors outside of layers. Tables are split by rows, padded with zeros if they do not divide."""
     arrays: Arrays = {}
     for module, hf in part.family.outside.items():
         for suffix in _SUFFIXES:
@@ -150,7 +150,7 @@ def _qkv(projections: Sequence[StoredArray], part: _Part) -> StoredArray:
 
 
 def _inside(stored: StoredArray, part: _Part, module: str, suffix: str) -> StoredArray:
-    """Return a rank's part of one tensor of a layer. Norms of single heads are shared out as these are."""
+    """Return a rank's part of one tensor of a layer. Per-head norms are split like the heads."""
     if suffix == "weight":
         stored = _plus_one(_out_in(stored, part.family), part.family, module)
     if module == part.family.swapped:  # its own inverse
@@ -165,14 +165,14 @@ def _inside(stored: StoredArray, part: _Part, module: str, suffix: str) -> Store
 
 
 def _out_in(stored: StoredArray, family: Family) -> StoredArray:
-    """Return a matrix as [out, in]; anything else as it is. A quantized one is so in all families."""
+    """Return a matrix as [out, in]; other tensors unchanged. Quantized ones have this layout in all families."""
     if stored.is_quantized or not family.is_in_out or len(stored.shape) != 2:
         return stored
     return StoredArray(stored.shape[::-1], lambda: stored.read().T)
 
 
 def _plus_one(stored: StoredArray, family: Family, module: str) -> StoredArray:
-    """Return a norm's weight with 1 added, in fp32, where the network would add it; anything else as it is."""
+    """Return a norm's weight with 1 added, in fp32, if the network would add it; other tensors unchanged."""
     if module not in family.plus_one:
         return stored
     return StoredArray(stored.shape, lambda: stored.read().astype(np.float32) + np.float32(1))

@@ -1,4 +1,4 @@
-"""Merge the ranks of a TensorRT-LLM checkpoint, experts included, into Hugging Face weights."""
+"""Merges the ranks of a TensorRT-LLM checkpoint, including experts, into Hugging Face weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SPLIT_AXIS = {
     "attention.dense.weight": 1,
     "mlp.proj.weight": 1,
 }
-"""The axis that ranks share out; norms, and biases of dense and proj, are the same in all of them."""
+"""The axis along which ranks split tensors; norms, and biases of dense and proj, are replicated."""
 _POSITIONS = "transformer.position_embedding.weight"
 
 
@@ -56,9 +56,9 @@ def joined_stages(stages: Ranks, config: Fields, where: str) -> Arrays:
 
 
 def hf_weights(ranks: Ranks, config: Fields, where: str) -> Arrays:
-    """Return the weights by Hugging Face name, merged when they are read.
+    """Return the weights by Hugging Face name, merged on reading.
 
-    Raises ProblemsError naming tensors that the architecture lacks.
+    Raises ProblemsError naming tensors unknown to the architecture.
     """
     family = family_of(config)
     weights: Arrays = {}
@@ -74,7 +74,7 @@ def hf_weights(ranks: Ranks, config: Fields, where: str) -> Arrays:
 
 
 def _named(ranks: Ranks, config: Fields, family: Family, name: str) -> Arrays:
-    """Return what one tensor holds: one weight, or several that it joins; nothing if it is not known."""
+    """Return a tensor's content: one weight, or several that it joins; nothing if the tensor is unknown."""
     layer = _LAYER.fullmatch(name)
     if layer is None:
         module, _, suffix = name.rpartition(".")
@@ -98,7 +98,7 @@ def _named(ranks: Ranks, config: Fields, family: Family, name: str) -> Arrays:
 
 
 def _merged(ranks: Ranks, config: Fields, name: str, local: str) -> StoredArray:
-    """Return a layer's tensor of all ranks. Norms of single heads are shared out as these are."""
+    """Return a layer's tensor of all ranks. Per-head norms are split like the heads."""
     axis = SPLIT_AXIS.get(local)
     parts = [rank[name] for rank in ranks]
     if local.endswith("_layernorm.weight") and len(parts[0].shape) == 2:
@@ -107,12 +107,12 @@ def _merged(ranks: Ranks, config: Fields, name: str, local: str) -> StoredArray:
 
 
 def _distinct(parts: Sequence[StoredArray], config: Fields) -> Sequence[StoredArray]:
-    """Return what holds each key head once: with fewer of them than ranks, neighbouring ranks hold the same one."""
+    """Return parts with each key head once: with fewer key heads than ranks, adjacent ranks hold the same one."""
     return parts[:: max(1, len(parts) // key_value_heads(config))]
 
 
 def _outside(ranks: Ranks, config: Fields, family: Family, name: str) -> StoredArray:
-    """Return a tensor outside of layers. Embeddings may be split by either axis, or be whole in every rank."""
+    """Return a tensor outside of layers. Embeddings may be split along either axis, or replicated."""
     parts = [rank[name] for rank in ranks]
     axis = SPLIT_AXIS.get(name)
     if name.endswith("_embedding.weight"):
@@ -127,12 +127,12 @@ def _outside(ranks: Ranks, config: Fields, family: Family, name: str) -> StoredA
 
 
 def _after_zeros(stored: StoredArray) -> StoredArray:
-    """Return OPT's positions as transformers has them: after two that nothing reads, and that were dropped."""
+    """Return OPT's positions as in transformers: with the two unused rows in front, which were dropped."""
     return joined([zero_rows(stored, 2), stored], 0)
 
 
 def _embedding_axis(shape: tuple[int, ...], config: Fields, is_position: bool) -> int | None:
-    """Return the axis by which an embedding table is split, None if each rank has it whole."""
+    """Return the axis along which an embedding table is split, None if it is replicated."""
     if shape[1] != config["hidden_size"]:
         return 1
     rows = config["max_position_embeddings"] if is_position else config["vocab_size"]
@@ -140,7 +140,7 @@ def _embedding_axis(shape: tuple[int, ...], config: Fields, is_position: bool) -
 
 
 def _qkv(ranks: Ranks, config: Fields, family: Family, name: str) -> Arrays:
-    """Return the projections of queries, keys and values by HF module; joined where HF joins them."""
+    """Return the projections of queries, keys and values by HF module; joined if HF joins them."""
     H, tp = head_size(config), len(ranks)
     queries, keys = config["num_attention_heads"] // tp * H, max(1, key_value_heads(config) // tp) * H
     held = [rank[name] for rank in ranks]
@@ -166,7 +166,7 @@ def key_head_order(rows: int, config: Fields, name: str) -> np.ndarray:
 
 
 def _restored(stored: StoredArray, family: Family, module: str) -> StoredArray:
-    """Return a tensor as HF's module stores it; a quantized matrix keeps its codes, with rows reordered."""
+    """Return a tensor as in HF's module; a quantized matrix keeps its codes, with rows reordered."""
     if module == family.swapped:
         half = stored.shape[0] // 2
         return joined([take_rows(stored, half, half), take_rows(stored, 0, half)], 0)
@@ -176,7 +176,7 @@ def _restored(stored: StoredArray, family: Family, module: str) -> StoredArray:
 
 
 def _without_one(stored: StoredArray, family: Family, module: str) -> StoredArray:
-    """Return a norm's weight, as HF stores it where the network adds 1; anything else as it is."""
+    """Return a norm's weight as HF stores it if the network adds 1; other tensors unchanged."""
     if module not in family.plus_one:
         return stored
     return StoredArray(stored.shape, lambda: stored.read().astype(np.float32) - np.float32(1))
@@ -187,9 +187,9 @@ EXPERT_MODULES = ("mlp.fc", "mlp.proj", "mlp.shared_expert.fc", "mlp.shared_expe
 
 
 def expert_weights(ranks: Sequence[Mapping[str, StoredArray]], name: str, experts: Experts) -> Arrays:
-    """Return the matrices of experts by HF module: of [E, up then gate, H] and [E, H, down], or of the shared one.
+    """Return experts' matrices by HF module: from [E, up then gate, H] and [E, H, down], or from the shared one.
 
-    Nothing if the tensor has no experts.
+    Empty if the tensor has no experts.
     """
     parts = [rank[name] for rank in ranks]
     is_down = name.endswith("proj.weight")
@@ -207,7 +207,7 @@ def expert_weights(ranks: Sequence[Mapping[str, StoredArray]], name: str, expert
 
 
 def _apart(parts: Sequence[StoredArray], module: str, experts: Experts, *, is_down: bool) -> Arrays:
-    """Return one expert's matrices, of the parts that ranks hold."""
+    """Return one expert's matrices from the ranks' parts."""
     if is_down:
         return {f"{module}.{experts.down}": joined(parts, 1)}
     half = parts[0].shape[0] // 2

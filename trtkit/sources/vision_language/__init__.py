@@ -1,1 +1,1 @@
-"""Vision towers of vision-language models in torch, as ONNX export takes them: made of transformers' own modules."""
+"""Vision towers of vision-language models as exportable torch modules, built from transformers' own modules."""

@@ -1,4 +1,4 @@
-"""A vision-language model's whole config, and its vision tower's weights out of the checkpoint."""
+"""A vision-language model's whole config, and its vision tower's weights from the checkpoint."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
     import torch
 
-# What checkpoints have put before a tower's names, by today's name without `model.`.
+# Prefixes of a tower's names in older checkpoints, by today's name without `model.`.
 _EARLIER = {"vision_tower.": "vision_tower.vision_model."}
 
 
 def whole_config(folder: Path) -> dict[str, Any]:
-    """Return the folder's config with every field of its parts, defaults too, as transformers reads it."""
+    """Return the folder's config with every field of its parts, including defaults, as read by transformers."""
     fields: dict[str, Any] = open_config(folder).to_dict()
     return fields
 
 
 def load_weights(module: torch.nn.Module, folder: Path) -> None:
-    """Give a tower its weights in fp32. Raises SourceError for those that are missing or of another shape."""
+    """Load a tower's weights in fp32. Raises SourceError for weights that are missing or of another shape."""
     import numpy as np
     import torch
 
@@ -49,7 +49,7 @@ def load_weights(module: torch.nn.Module, folder: Path) -> None:
 
 
 def _stored_name(name: str, checkpoint: Mapping[str, Any]) -> str | None:
-    """Return what a checkpoint calls a weight, None if it has none."""
+    """Return a weight's name in a checkpoint, None if the checkpoint lacks it."""
     earlier = [name.replace(new, old, 1) for new, old in _EARLIER.items() if name.startswith(new)]
     candidates = [prefix + suffix for suffix in (name, *earlier) for prefix in ("model.", "")]
     return next((candidate for candidate in candidates if candidate in checkpoint), None)

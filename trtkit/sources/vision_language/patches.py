@@ -1,4 +1,4 @@
-"""Attention among the patches of one image, turned by rows and columns: what Qwen's towers share."""
+"""Attention among one image's patches, with rotary embeddings by rows and columns: shared by Qwen's towers."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def rotary_table(inv_freq: torch.Tensor, positions: int) -> torch.Tensor:
 
 
 def turns_at(positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Return cosines and sines [2, P, H / 2] of patches at rows and columns [P, 2]."""
+    """Return cosines and sines [2, P, H / 2] for patches at rows and columns [P, 2]."""
     rotations = torch.nn.functional.embedding(positions, table)  # [P, 2, H / 2]: by row and column, cosines and sines
     return torch.stack([part.flatten(1) for part in rotations.chunk(2, -1)])
 

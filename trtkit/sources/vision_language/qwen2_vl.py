@@ -13,7 +13,7 @@ _CLASSES = {
     "qwen2_vl": "Qwen2VisionTransformerPretrainedModel",
     "qwen2_5_vl": "Qwen2_5_VisionTransformerPretrainedModel",
 }
-# What a pair outside its window adds to a score: exp of it is 0, and 16 bits hold it.
+# Added to the score of a pair outside its window: its exp is 0, and 16 bits hold it.
 _OUTSIDE = -30000.0
 
 
@@ -52,7 +52,7 @@ class Qwen2Vision(torch.nn.Module):
 
 
 def _window_mask(windows: torch.Tensor, merged: int) -> torch.Tensor:
-    """Return what each pair of patches adds to its score [P, P]."""
+    """Return the values to add to the scores of each pair of patches [P, P]."""
     of_patch = windows[:, None].expand(-1, merged).reshape(-1)
     is_same = of_patch[:, None] == of_patch[None, :]
     return torch.where(is_same, 0.0, _OUTSIDE)

@@ -1,1 +1,1 @@
-"""Every implementation of a custom op against its reference."""
+"""Comparison of every implementation of a custom op with its reference."""

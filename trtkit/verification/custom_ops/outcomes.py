@@ -1,4 +1,4 @@
-"""Every implementation of a custom op against its reference: trials, the ways to compute without a GPU, outcomes."""
+"""Comparison of every implementation of a custom op with its reference: trials, GPU-free executors and outcomes."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ ROUTES = (ONNX_RUNTIME, FUNCTION, PARSED, NETWORK, KERNEL)
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one implementation did in one trial.
+    """Result of one implementation in one trial.
 
-    form: of the lowering, "" where there is only one. layers: of the TensorRT network, 0 if there is none.
-    relative_rms_error: infinite where values or shapes are wrong. problem: in words.
+    form: of the lowering, "" if there is only one. layers: number of layers of the TensorRT network, 0 if there is
+    none. relative_rms_error: infinite if values or shapes are wrong. problem: description of a failure.
     """
 
     op: str
@@ -68,7 +68,7 @@ class Outcome:
 
 
 def outcomes(backend: Backend, trial: Trial) -> Iterator[Outcome]:
-    """Yield the outcome of every implementation that can compute the trial; one that fails says why."""
+    """Yield the outcome of every implementation that can compute the trial; a failing one reports its problem."""
     yield from _present(_tried(trial, ONNX_RUNTIME, "", lambda: (native_in_onnx_runtime(trial), 0)))
     for form in trial.forms:
         yield from _forms(backend, trial, form)
@@ -77,7 +77,10 @@ def outcomes(backend: Backend, trial: Trial) -> Iterator[Outcome]:
 
 
 def _forms(backend: Backend, trial: Trial, form: str) -> Iterator[Outcome]:
-    """Yield the outcomes of a lowering: as a function, there and in TensorRT, and through the network API."""
+    """Yield the outcomes of one lowering.
+
+    As a function in ONNX Runtime and in TensorRT, and through the network API.
+    """
 
     def network() -> tuple[list[Array], int]:
         graph = network_of(backend, trial, form)
@@ -98,7 +101,7 @@ def _present(outcome: Outcome | None) -> Iterator[Outcome]:
 
 
 def _tried(trial: Trial, route: str, form: str, compute: Computation) -> Outcome | None:
-    """Return how an implementation did: outputs and layers compared; None if it has no answer to give."""
+    """Return an implementation's outcome, with outputs and layers compared; None if it gives no answer."""
     try:
         outputs, layers = compute()
     except TrtkitError as error:
@@ -116,7 +119,7 @@ Computation = Callable[[], tuple["list[Array] | None", int]]
 
 @dataclass(frozen=True)
 class Trial:
-    """What the implementations are given. dtype: fp32 or fp16, for the inputs that may have it."""
+    """The inputs of a trial. dtype: fp32 or fp16, for the inputs that may have it."""
 
     op: CustomOp
     case: Case
@@ -124,27 +127,27 @@ class Trial:
 
     @cached_property
     def inputs(self) -> list[Array | None]:
-        """The inputs, one for each port at least."""
+        """The inputs, at least one per port."""
         arrays = self.op.complete(list(self.case.make(np.random.default_rng(0))))
         return [None if x is None else self._cast(self.port(index), x) for index, x in enumerate(arrays)]
 
     @cached_property
     def expected(self) -> list[Array]:
-        """The reference's outputs, in fp64 from the inputs as they are in `dtype`."""
+        """The reference's outputs, computed in fp64 from the inputs as rounded to `dtype`."""
         inputs = [None if x is None else to_tensor(_widened(x), f"x{index}") for index, x in enumerate(self.inputs)]
         outputs = self.op.part("reference").reference(inputs, self.case.attributes)
         return [tensor.numpy() for tensor in outputs]
 
     @cached_property
     def facts(self) -> list[Fact | None]:
-        """What is known of the inputs before the network runs."""
+        """Facts about the inputs that are known before the network runs."""
         return [
             None if x is None else Fact(array_dtype(x), self._known(index, x)) for index, x in enumerate(self.inputs)
         ]
 
     @cached_property
     def outputs(self) -> list[Fact]:
-        """What the op says of its outputs."""
+        """Facts about the outputs, as the op declares them."""
         return self.op.check(self.facts, self.case.attributes)
 
     @property
@@ -160,11 +163,11 @@ class Trial:
         return f"{self.case.name}, {self.dtype}"
 
     def named(self) -> dict[str, Array]:
-        """Return the inputs that are there, by names."""
+        """Return the inputs that are present, by name."""
         return {f"x{index}": x for index, x in enumerate(self.inputs) if x is not None}
 
     def compare(self, outputs: Sequence[Array]) -> Comparison:
-        """Compare an implementation's outputs with the reference's; the worst of all."""
+        """Compare an implementation's outputs with the reference's and return the worst comparison."""
         return worst([compare(have, want) for have, want in zip(outputs, self.expected, strict=True)])
 
     def _cast(self, port: Port, x: Array) -> Array:
@@ -186,11 +189,11 @@ def _widened(x: Array) -> Array:
 
 
 OPSET = 20
-"""That of the models made here."""
+"""Opset of the models made here."""
 
 
 def native_in_onnx_runtime(trial: Trial) -> list[Array] | None:
-    """Compute by ONNX Runtime's own node; None if it has none, or not for this type."""
+    """Compute with ONNX Runtime's own node; None if it has none, or none for this type."""
     native = trial.case.native
     if native is None:
         return None
@@ -207,13 +210,13 @@ def native_in_onnx_runtime(trial: Trial) -> list[Array] | None:
 
 
 def function_in_onnx_runtime(trial: Trial, form: str) -> list[Array]:
-    """Compute by the op's function in ONNX Runtime."""
+    """Compute the op's function in ONNX Runtime."""
     return run_onnx(trial, function_model(trial, form))
 
 
 @dataclass(frozen=True, eq=False)
 class Parsed:
-    """A function as TensorRT's parser understood it. parser: holds memory of the network."""
+    """A function as TensorRT's parser read it. parser: owns memory that the network uses."""
 
     backend: Backend
     builder: Any
@@ -222,7 +225,7 @@ class Parsed:
 
 
 def parsed_function(backend: Backend, trial: Trial, form: str) -> Parsed:
-    """Parse the op's function by TensorRT. Raises NetworkError with its words."""
+    """Parse the op's function with TensorRT. Raises NetworkError with the parser's message."""
     logger = backend.logger("ERROR")
     builder = backend.trt.Builder(logger)
     network = backend.new_network(builder)
@@ -233,7 +236,7 @@ def parsed_function(backend: Backend, trial: Trial, form: str) -> Parsed:
 
 
 def function_in_tensorrt(backend: Backend, trial: Trial, form: str) -> tuple[list[Array], int]:
-    """Compute the op's function, parsed by TensorRT, by the reference executor; and count its layers."""
+    """Parse the op's function with TensorRT, compute it with the reference executor, and count its layers."""
     parsed = parsed_function(backend, trial, form)
     return _executed(Executor(read_layers(backend, parsed.network)), trial), int(parsed.network.num_layers)
 
@@ -252,19 +255,19 @@ def network_of(backend: Backend, trial: Trial, form: str) -> Graph:
 
 
 def run_network(graph: Graph, trial: Trial) -> list[Array]:
-    """Compute a lowering by the reference executor."""
+    """Compute a lowering with the reference executor."""
     return _executed(Executor(read_layers(graph.backend, graph.network, graph.constants)), trial)
 
 
 def interpreted_kernel(trial: Trial) -> list[Array]:
-    """Compute by the op's kernel under Triton's interpreter."""
+    """Compute with the op's kernel under Triton's interpreter."""
     inputs = [None if x is None else to_tensor(x, f"x{index}") for index, x in enumerate(trial.inputs)]
     outputs = load_kernels(trial.op, interpreted=True).launch(inputs, trial.case.attributes)
     return [to_array(tensor) for tensor in outputs]
 
 
 def build(graph: Graph | Parsed, trial: Trial, compute_capability: int | None = None) -> int:
-    """Build a lowering by TensorRT and return the engine's size in bytes. Raises BuildError."""
+    """Build a lowering with TensorRT and return the engine's size in bytes. Raises BuildError."""
     trt, builder = graph.backend.trt, graph.builder
     config = builder.create_builder_config()
     if compute_capability is not None:
@@ -282,7 +285,7 @@ def build(graph: Graph | Parsed, trial: Trial, compute_capability: int | None = 
 
 
 def function_model(trial: Trial, form: str) -> onnx.ModelProto:
-    """Return a model of one node `trtkit::Op` with its function."""
+    """Return a model with a single node `trtkit::Op` and its function."""
     op = trial.op
     function = function_of(op, op.name, trial.facts, trial.case.attributes, OPSET, form)
     outputs = [f"y{index}" for index in range(len(op.outputs))]
@@ -294,7 +297,7 @@ def function_model(trial: Trial, form: str) -> onnx.ModelProto:
 
 
 def model_of(trial: Trial, node: onnx.NodeProto) -> onnx.ModelProto:
-    """Return a model of one node between the trial's inputs and outputs."""
+    """Return a model with a single node between the trial's inputs and outputs."""
     inputs = [_value_info(f"x{index}", fact) for index, fact in enumerate(trial.facts) if fact is not None]
     outputs = [_value_info(f"y{index}", fact) for index, fact in enumerate(trial.outputs)]
     graph = helper.make_graph([node], trial.op.name, inputs, outputs)
@@ -304,7 +307,7 @@ def model_of(trial: Trial, node: onnx.NodeProto) -> onnx.ModelProto:
 
 
 def run_onnx(trial: Trial, model: onnx.ModelProto) -> list[Array]:
-    """Run a model in ONNX Runtime. Raises SourceError where it refuses."""
+    """Run a model in ONNX Runtime. Raises SourceError if ONNX Runtime refuses it."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -318,7 +321,7 @@ def run_onnx(trial: Trial, model: onnx.ModelProto) -> list[Array]:
 
 
 def _feed(x: Array) -> object:
-    """Return an input as ONNX Runtime takes it: fp8 by its bits, since NumPy has no such type."""
+    """Return an input in the form that ONNX Runtime accepts: fp8 as raw bits, since NumPy lacks such a type."""
     import onnxruntime
 
     if array_dtype(x) != FP8:

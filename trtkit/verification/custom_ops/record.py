@@ -1,4 +1,4 @@
-"""What an op's folder holds and what of it has run, in words."""
+"""The contents of an op's folder as plain data, and which of its parts have run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from trtkit.network.custom_op import CustomOp
 
 COMPILED = "compiled.json"
-"""File of an op's folder: its kernel's registers, spills and shared memory, as compiled without a GPU."""
+"""File in an op's folder: its kernel's registers, spills and shared memory, as compiled without a GPU."""
 
 
 def describe_op(op: CustomOp) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def describe_op(op: CustomOp) -> dict[str, Any]:
 
 
 def compiled_kernels(op: CustomOp) -> list[dict[str, Any]]:
-    """Return what was recorded of the op's kernel, one entry for each target and type."""
+    """Return the recorded facts of the op's kernel, one entry for each target and type."""
     path = op.folder / COMPILED
     if not path.is_file():
         return []

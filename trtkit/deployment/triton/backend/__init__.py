@@ -1,1 +1,1 @@
-"""What runs inside the server: models of Triton's Python backend on trtkit's runtime."""
+"""The part that runs inside the server: models of Triton's Python backend on trtkit's runtime."""

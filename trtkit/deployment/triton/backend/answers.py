@@ -1,4 +1,4 @@
-"""A network's outputs as answers: classes, text or boxes."""
+"""Python backend model that converts a network's outputs to answers: classes, text or boxes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from trtkit.deployment.triton.backend.requests import answer, arrays_of, read_se
 
 
 class AnswerModel:
-    """What Triton's Python backend calls."""
+    """The class that Triton's Python backend calls."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Read what the outputs mean."""
+        """Read how the outputs are interpreted."""
         self._reader = reader_from(read_settings(args))
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The bytes of images as a network's input."""
+"""Python backend model that converts image bytes to a network's input."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class ImageModel:
-    """What Triton's Python backend calls."""
+    """The class that Triton's Python backend calls."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Read how the config makes an input of an image."""
+        """Read the config's preprocessing."""
         settings = read_settings(args)
         self._preprocess = Preprocess.model_validate(settings["preprocess"])
         self._output, self._dtype, self._is_placed = settings["output"], settings["dtype"], settings["is_placed"]
@@ -40,9 +40,9 @@ class ImageModel:
             return refusal(error)
 
     def _outputs(self, images: Sequence[bytes]) -> Arrays:
-        """Return the images as one batch, and where each lies in its input if boxes are read later.
+        """Return the images as one batch, and each one's placement in its input if boxes are read later.
 
-        Raises SourceError where they would not have one size.
+        Raises SourceError if their sizes would differ.
         """
         names = [f"image {index}" if len(images) > 1 else "image" for index in range(len(images))]
         pictures = [decode_image(image_bytes(data), name) for data, name in zip(images, names, strict=True)]

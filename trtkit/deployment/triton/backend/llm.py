@@ -1,4 +1,4 @@
-"""A language model of Triton's Python backend: requests join and leave one batch; answers and metrics."""
+"""A language model of Triton's Python backend, with in-flight batching, streamed answers and metrics."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from trtkit.llm.outputs import CompletionOutput, Delta
 
 
-# How often clients are looked after that may have gone.
+# Interval of checks for disconnected clients.
 POLL_S, IDLE_S = 0.05, 1.0
 _LAST_WORDS_S = 0.5  # for answers to reach the server
 log = logging.getLogger(__name__)
 
 
 class RequestStream:
-    """A request under way: its answers so far, and where they go. asks: its prompts that have not ended, by name."""
+    """A running request: its answers so far, and where they are sent. asks: its unfinished prompts by name."""
 
     def __init__(self, request: Any, asks: Mapping[str, Ask]) -> None:
         self.sender = request.get_response_sender()
@@ -50,10 +50,10 @@ class RequestStream:
 
 
 class LlmModel:
-    """What Triton's Python backend calls. Three threads: the server's, the engine's, and one that sends."""
+    """The class that Triton's Python backend calls. Three threads: the server's, the engine's, and a sender."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Open the bundle in the version's folder and, where asked, answer one prompt."""
+        """Open the bundle in the version's folder and, if requested, answer a warm-up prompt."""
         settings = read_settings(args)
         if "serving" not in settings:
             raise DeployError("an older trtkit deployed this model", fix="deploy it again")
@@ -73,7 +73,7 @@ class LlmModel:
             self._warm_up()
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Give requests to the engine; their answers are sent as they come."""
+        """Pass requests to the engine; their answers are sent as they arrive."""
         for request in requests:
             try:
                 check_parameters(json.loads(request.parameters() or "{}"))
@@ -88,13 +88,13 @@ class LlmModel:
                 self._engine.submit(ask.prompt, ask.params, name, _Putter(self._news, name), ask.scheduling)
 
     def finalize(self) -> None:
-        """End everything."""
+        """Stop the engine and the sender."""
         self._engine.close()
         self._news.put(None)
         self._sender.join()
 
     def _send_all(self) -> None:
-        """Send news as it comes, look for clients that have gone, and tell the metrics."""
+        """Send deltas as they arrive, check for disconnected clients, and update the metrics."""
         item: tuple[str, Any] | tuple[()] | None
         looked_s = 0.0
         while True:
@@ -132,13 +132,13 @@ class LlmModel:
                 stream.sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def _abort_cancelled(self) -> None:
-        """End requests whose client has gone or asked for it."""
+        """Abort requests whose client disconnected or cancelled."""
         for name, stream in list(self._streams.items()):
             if stream.sender.is_cancelled():
                 self._engine.abort(name)
 
     def _warm_up(self) -> None:
-        """Answer a prompt, so that first-time work is done."""
+        """Answer a prompt, so that one-time work is done."""
         done = threading.Event()
         params = SamplingParams(temperature=0.0, max_tokens=2)
         errors: list[Exception] = []
@@ -156,7 +156,7 @@ class LlmModel:
 
 
 class _Putter:
-    """Puts what the engine tells of one prompt into the sender's queue."""
+    """Puts the engine's deltas of one prompt into the sender's queue."""
 
     def __init__(self, news: queue.SimpleQueue[Any], name: str) -> None:
         self._news, self._name = news, name
@@ -170,7 +170,7 @@ def _labels(args: Mapping[str, str]) -> dict[str, str]:
 
 
 def _end_process(failure: Exception) -> None:
-    """End this process, once its clients know: an engine that has failed cannot go on, and Triton would not tell."""
+    """Exit this process once its clients know: a failed engine cannot continue, and Triton would not report it."""
     log.critical("the engine has failed, its process ends", exc_info=failure)
     time.sleep(_LAST_WORDS_S)
     os._exit(1)
@@ -181,7 +181,7 @@ def _refuse(sender: Any, error: Exception) -> None:
 
 
 def pieces(ask: Ask, news: Delta) -> Iterator[dict[str, Array]]:
-    """Yield the responses that a delta makes: itself where the prompt is streamed, else all answers at the end."""
+    """Yield the responses for a delta: the delta itself if the prompt is streamed, otherwise all answers at the end."""
     if ask.is_streamed and ask.params.num_beams == 1:
         yield _streamed(ask, news)
     elif news.output is not None:
@@ -190,7 +190,7 @@ def pieces(ask: Ask, news: Delta) -> Iterator[dict[str, Array]]:
 
 
 def _streamed(ask: Ask, news: Delta) -> dict[str, Array]:
-    """Return what one answer has gained."""
+    """Return the new part of one answer."""
     arrays = {
         "text_output": _text([news.text]),
         "output_ids": np.array([[news.token_ids]], dtype=np.int32),
@@ -205,7 +205,7 @@ def _streamed(ask: Ask, news: Delta) -> dict[str, Array]:
 
 
 def _whole(ask: Ask, answers: Sequence[CompletionOutput], text: str, prompt_tokens: int) -> dict[str, Array]:
-    """Return all answers of a prompt; shorter ones are filled up with -1."""
+    """Return all answers of a prompt; shorter ones are padded with -1."""
     longest = max(len(completion.token_ids) for completion in answers)
     ids = np.full((1, len(answers), longest), -1, dtype=np.int32)
     for row, completion in enumerate(answers):
@@ -226,7 +226,7 @@ def _whole(ask: Ask, answers: Sequence[CompletionOutput], text: str, prompt_toke
 
 
 def _logprobs(answers: Sequence[CompletionOutput], longest: int) -> dict[str, Array]:
-    """Return log probabilities of every token, 0 after shorter answers, and their sums."""
+    """Return the log probabilities of all tokens, padded with 0, and their sums."""
     array = np.zeros((1, len(answers), longest), dtype=np.float32)
     for row, output in enumerate(answers):
         values = [item.logprob for item in output.logprobs or ()]
@@ -236,7 +236,7 @@ def _logprobs(answers: Sequence[CompletionOutput], longest: int) -> dict[str, Ar
 
 
 def _places(ask: Ask, indices: Sequence[int]) -> dict[str, Array]:
-    """Return which prompt of the request this is, and which of its answers."""
+    """Return the index of the prompt in the request, and the indices of its answers."""
     return {
         "batch_index": np.array([[ask.row]], dtype=np.int32),
         "sequence_index": np.array([list(indices)], dtype=np.int32),
@@ -244,7 +244,7 @@ def _places(ask: Ask, indices: Sequence[int]) -> dict[str, Array]:
 
 
 def _text(values: Sequence[str]) -> Array:
-    """Return text [N]; not [1, N], since TensorRT-LLM's clients read it so."""
+    """Return text as [N] rather than [1, N], the shape that TensorRT-LLM's clients expect."""
     return np.array([value.encode() for value in values], dtype=np.object_)
 
 
@@ -261,7 +261,7 @@ class EngineMetrics:
         self._told = dict.fromkeys(COUNTERS, 0)
 
     def update(self) -> None:
-        """Tell the server how things are now."""
+        """Report the current values to the server."""
         for name, metric in self._counters.items():
             count = getattr(self._engine.statistics, name)
             metric.increment(count - self._told[name])

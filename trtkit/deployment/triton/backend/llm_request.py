@@ -1,4 +1,4 @@
-"""A Triton request of a language model as prompts and settings."""
+"""Triton requests of a language model as prompts and settings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _GUIDES = {
 _WORDS = {"bad_words", "stop_words", "embedding_bias_words"}
 _WORD_BYTES = 4 * MAX_WORD_LENGTH
 _MAX_PARAMETERS, _MAX_KEY = 64, 128
-# Where prompts and guides are at fault by the library's names.
+# Input names for errors that the library reports on prompts and guides.
 _INPUTS = {
     "guided_json": "guided_decoding_guide",
     "guided_regex": "guided_decoding_guide",
@@ -50,7 +50,7 @@ _PROMPTS = ("text_input", "input_ids", "messages")
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """One prompt of a request. row: which of the request's prompts. input_text: what precedes the answer."""
+    """One prompt of a request. row: index among the request's prompts. input_text: text that precedes the answer."""
 
     row: int
     prompt: Prompt
@@ -63,7 +63,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a request does not say. encode: text to tokens, without those that begin and end a prompt."""
+    """Defaults for omitted inputs. encode: text to tokens, without those that begin and end a prompt."""
 
     max_tokens: int
     encode: Callable[[str], list[int]]
@@ -72,7 +72,7 @@ class Defaults:
 def read_asks(inputs: Mapping[str, Array], defaults: Defaults) -> list[Ask]:
     """Return a request's prompts. inputs: [rows, ...] by name, text as bytes.
 
-    Raises RequestError that names the input at fault.
+    Raises RequestError that names the invalid input.
     """
     _check_sizes(inputs)
     rows = {name: value.shape[0] if value.ndim else 1 for name, value in inputs.items()}
@@ -92,7 +92,10 @@ def read_asks(inputs: Mapping[str, Array], defaults: Defaults) -> list[Ask]:
 
 
 def _check_sizes(inputs: Mapping[str, Array]) -> None:
-    """Raise RequestError for more words than are read. What else is long is refused where its limit is known."""
+    """Raise RequestError for too many or too long words.
+
+    Other inputs' sizes are checked where their limits are known.
+    """
     for name in _WORDS & inputs.keys():
         value, rows = inputs[name], max(1, inputs[name].shape[0] if inputs[name].ndim else 1)
         if value.size > MAX_WORDS * rows:
@@ -104,9 +107,9 @@ def _check_sizes(inputs: Mapping[str, Array]) -> None:
 
 
 def check_parameters(parameters: Mapping[str, Any]) -> None:
-    """Refuse what looks like a misspelt input: Triton makes a parameter of every key that is not an input's name.
+    """Refuse likely misspelled inputs: Triton makes a parameter of every key that is not an input's name.
 
-    Raises RequestError. Others are left alone: clients send some of their own.
+    Raises RequestError. Other parameters are ignored: clients send some of their own.
     """
     names = [field.name for field in FIELDS]
     if len(parameters) > _MAX_PARAMETERS:
@@ -133,7 +136,7 @@ def _read_row(row: int, inputs: Mapping[str, Array], defaults: Defaults) -> Ask:
 
 
 def _values(name: str, value: Array) -> list[Any]:
-    """Return an input's values; text decoded, but for images. Raises RequestError if there are none."""
+    """Return an input's values; text is decoded, except images. Raises RequestError if there are none."""
     if not value.size:
         raise RequestError("is empty", name, "leave it out, or give a value")
     if value.dtype != object or name == "image":
@@ -149,9 +152,9 @@ def _flag(values: Mapping[str, list[Any]], name: str) -> bool:
 
 
 def _settings(values: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """Return the settings given; greedy where nothing asks for draws.
+    """Return the settings of a request; greedy unless it requests sampling.
 
-    TensorRT-LLM's clients always send a temperature of 1, which asks for nothing there without top_k or top_p.
+    TensorRT-LLM's clients always send a temperature of 1, which has no effect there without top_k or top_p.
     """
     settings: dict[str, Any] = {}
     for name, setting in _SETTINGS.items():
@@ -178,12 +181,12 @@ def _setting(setting: str, values: Sequence[Any]) -> Any:
 
 
 def _short(value: Any) -> Any:
-    """Return an fp32 number as it was written: 0.7, not 0.699999988."""
+    """Return an fp32 number as originally written: 0.7, not 0.699999988."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def _bias(values: Mapping[str, list[Any]], encode: Callable[[str], list[int]]) -> dict[str, Any]:
-    """Return the setting that adds each word's weight to its tokens, as TensorRT-LLM does."""
+    """Return the logit bias setting that adds each word's weight to its tokens, as TensorRT-LLM does."""
     words, weights = values.get("embedding_bias_words", []), values.get("embedding_bias_weights", [])
     if len(words) != len(weights):
         what = f"{len(words)} words and {len(weights)} weights"
@@ -193,7 +196,7 @@ def _bias(values: Mapping[str, list[Any]], encode: Callable[[str], list[int]]) -
 
 
 def _guide(values: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """Return the setting that guides the answer. Raises RequestError for kinds that there are not."""
+    """Return the setting for guided decoding. Raises RequestError for unknown kinds."""
     if "guided_decoding_guide_type" not in values:
         if "guided_decoding_guide" in values:
             raise RequestError("is missing", "guided_decoding_guide_type", f"give one of {', '.join(_GUIDES)}")
@@ -209,7 +212,7 @@ def _guide(values: Mapping[str, list[Any]]) -> dict[str, Any]:
 
 
 def _params(settings: Mapping[str, Any]) -> SamplingParams:
-    """Return checked settings; problems are told by the inputs' names. Raises SettingsError."""
+    """Return checked settings; problems name the inputs. Raises SettingsError."""
     try:
         return SamplingParams(**settings)
     except SettingsError as error:
@@ -217,7 +220,7 @@ def _params(settings: Mapping[str, Any]) -> SamplingParams:
 
 
 def renamed(error: Exception) -> Exception:
-    """Return an error that names the request's inputs where it named settings."""
+    """Return the error with names of settings replaced by those of the request's inputs."""
     names = {setting: name for name, setting in reversed(_SETTINGS.items())} | _INPUTS
     if isinstance(error, SettingsError):
         problems = [Problem(one.what, names.get(one.where, one.where), one.fix) for one in error.problems]
@@ -228,7 +231,7 @@ def renamed(error: Exception) -> Exception:
 
 
 def _prompt(values: Mapping[str, list[Any]]) -> Prompt:
-    """Return text, tokens or a conversation, with images where there are some."""
+    """Return text, tokens or a conversation, with any images."""
     images = [image_bytes(data) for data in values.get("image", [])]
     extra = {"images": images} if images else {}
     if "input_ids" in values:
@@ -240,7 +243,7 @@ def _prompt(values: Mapping[str, list[Any]]) -> Prompt:
 
 
 def _length(values: Mapping[str, list[Any]]) -> int:
-    """Return how many of `input_ids` are the prompt. Raises RequestError if there are not as many."""
+    """Return how many of `input_ids` belong to the prompt. Raises RequestError if there are fewer."""
     most = len(values["input_ids"])
     length: int = values.get("input_lengths", [most])[0]
     if not 1 <= length <= most:

@@ -1,4 +1,4 @@
-"""A page of text as a model of Triton's Python backend that asks two others: one finds lines, one reads them."""
+"""Python backend model that reads a page of text with two other models: one finds lines, one reads them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class OcrModel:
-    """What Triton's Python backend calls."""
+    """The class that Triton's Python backend calls."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Read how pages are read, and which models do."""
+        """Read how pages are processed, and by which models."""
         settings = read_settings(args)
         self._reader = PageReader.model_validate(settings["reader"])
         self._detector, self._recognizer = settings["detector"], settings["recognizer"]
@@ -45,7 +45,7 @@ class OcrModel:
 
 
 async def _ask(port: Mapping[str, str], x: Array) -> Array:
-    """Return what another model of the server makes of x. Raises DeployError with its words where it refuses."""
+    """Return another model's output for x. Raises DeployError with its message if it refuses."""
     request = pb_utils.InferenceRequest(
         model_name=port["model"],
         requested_output_names=[port["output"]],

@@ -1,4 +1,4 @@
-"""Requests and answers of Triton's Python backend, and the settings that a deployment wrote next to a model."""
+"""Requests and responses of Triton's Python backend, and the settings that a deployment stored next to a model."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def answer(outputs: Mapping[str, Array]) -> Any:
 
 
 def refusal(error: Exception) -> Any:
-    """Return a response that says what is wrong.
+    """Return an error response.
 
-    Clients of `infer` get HTTP 400 for what they sent, 503 if there is no room now, 500 if the server failed.
-    Triton answers those of `generate` with 400 whatever the code.
+    Clients of `infer` get HTTP 400 for invalid requests, 503 if there is no room now, 500 if the server failed. Triton
+    answers those of `generate` with 400 whatever the code.
     """
     codes = pb_utils.TritonError
     if isinstance(error, (RequestError, SourceError)):
@@ -53,7 +53,7 @@ def _error(text: str, code: Any) -> Any:
 
 
 def version_folder(args: Mapping[str, str]) -> Path:
-    """Return the folder of the version that Triton loads. args: what `initialize` gets."""
+    """Return the folder of the version that Triton loads. args: the argument of `initialize`."""
     return Path(args["model_repository"]) / args["model_version"]
 
 

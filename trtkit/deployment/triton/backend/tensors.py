@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class TensorModel:
-    """What Triton's Python backend calls."""
+    """The class that Triton's Python backend calls."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Open the bundle in the version's folder, on the GPU that Triton names, and check its files."""
+        """Open the bundle in the version's folder on the GPU that Triton assigns, and check its files."""
         if args["model_instance_kind"] == "GPU":
             from trtkit.runtime.device import use_device
 
@@ -31,7 +31,7 @@ class TensorModel:
         self._profiles = self._model.bundle.manifest.profiles
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer each request; those of one shape run together."""
+        """Answer each request; those of the same shape run together."""
         answers: list[Any] = [None] * len(requests)
         valid: dict[int, Arrays] = {}
         for index, request in enumerate(requests):
@@ -47,7 +47,7 @@ class TensorModel:
         return answers
 
     def _run(self, group: Sequence[int], requests: Sequence[Arrays]) -> Iterator[tuple[int, Any]]:
-        """Run requests as one batch; yield each one's answer. Where it fails each is run alone: one may be at fault."""
+        """Run requests as one batch and yield each response. If it fails, each runs alone: only one may be at fault."""
         try:
             outputs = self._model.run(_joined(requests))
         except Exception as error:
@@ -66,7 +66,7 @@ class TensorModel:
 
 
 def _groups(requests: Mapping[int, Arrays], max_batch: int) -> Iterator[list[int]]:
-    """Yield requests that fit into one batch: equal shapes but for the batch axis, no more rows than the largest."""
+    """Yield requests that fit into one batch: equal shapes except the batch axis, and no more rows than the limit."""
     waiting: dict[Any, list[int]] = {}
     for index, inputs in requests.items():
         waiting.setdefault(tuple((name, value.shape[1:]) for name, value in inputs.items()), []).append(index)
@@ -84,7 +84,7 @@ def _groups(requests: Mapping[int, Arrays], max_batch: int) -> Iterator[list[int
 
 
 def _joined(requests: Sequence[Arrays]) -> Arrays:
-    """Return the inputs of several requests as one batch."""
+    """Return the inputs of several requests concatenated into a batch."""
     if len(requests) == 1:
         return requests[0]
     return {name: np.concatenate([inputs[name] for inputs in requests]) for name in requests[0]}

@@ -1,4 +1,4 @@
-"""From TensorRT's layer types to the functions that write them to ONNX."""
+"""Functions that write each of TensorRT's layer types to ONNX."""
 
 from collections.abc import Callable
 
@@ -63,7 +63,7 @@ FUNCTIONS = {
 TAKE_STORED_TYPES = {
     *("CAST", "DEQUANTIZE", "IDENTITY", "KV_CACHE_UPDATE", "QUANTIZE", "SHAPE", "SHUFFLE", "SQUEEZE", "UNSQUEEZE")
 }
-"""Layer types whose ONNX operators take fp8, e8m0, fp4 and int4."""
+"""Layer types whose ONNX operators accept fp8, e8m0, fp4 and int4."""
 
 REFUSED = {
     "CONDITION": "conditionals are not written",
@@ -77,4 +77,4 @@ REFUSED = {
     "RECURRENCE": "loops are not written",
     "TRIP_LIMIT": "loops are not written",
 }
-"""Why other layer types are refused."""
+"""Reasons for refusing other layer types."""

@@ -13,7 +13,7 @@ _MASK, _SCALE, _KEY_LENGTHS = 3, 4, 6
 def attention(layer: OnnxLayer) -> Value:
     """Compute softmax(q k^T + mask) v in fp32: q [B, N, S, H], k and v [B, K, T, H].
 
-    Not ONNX's Attention: TensorRT's has a length for each sequence, and gives zeros for rows with nothing to attend to.
+    Not ONNX's Attention: TensorRT's has a length per sequence, and returns zeros for rows with no key to attend to.
     """
     if "PACKED_NHD" in (layer.option("query_form"), layer.option("key_value_form")):
         raise NotInOnnxError("its sequences are packed")
@@ -72,7 +72,7 @@ def _weights(layer: OnnxLayer, scores: Value, is_grouped: bool) -> Value:
 
 
 def _mask(layer: OnnxLayer, is_grouped: bool) -> Value:
-    """Return the mask [B, N or 1, S, T], its heads split as the queries'; empty if there is none."""
+    """Return the mask [B, N or 1, S, T], with heads split like the queries'; empty without a mask."""
     if not layer.has(_MASK):
         return ""
     e, value = layer.emitter, layer.value(_MASK)
@@ -86,7 +86,7 @@ def _mask(layer: OnnxLayer, is_grouped: bool) -> Value:
 
 
 def _allowed(layer: OnnxLayer) -> Value:
-    """Return what lengths and causality allow, [B or 1, 1, S or 1, T]; empty if that is all."""
+    """Return the mask from lengths and causality, [B or 1, 1, S or 1, T]; empty if all is allowed."""
     e, causal = layer.emitter, layer.option("causal_kind")
     if not layer.has(_KEY_LENGTHS) and causal == "NONE":
         return ""
@@ -106,7 +106,7 @@ def _allowed(layer: OnnxLayer) -> Value:
 
 
 def kv_cache_update(layer: OnnxLayer) -> Value:
-    """Write new keys or values [B, K, S, H] into a cache [B, K, T, H] from each sequence's position on."""
+    """Write new keys or values [B, K, S, H] into a cache [B, K, T, H] from each sequence's write index on."""
     if layer.option("update_form") == "PACKED_NHD" and layer.has(3):
         raise NotInOnnxError("its updates are packed")
     inputs = (layer.value(0), layer.value(1), layer.int64(2))
@@ -114,7 +114,7 @@ def kv_cache_update(layer: OnnxLayer) -> Value:
 
 
 def rotary_embedding(layer: OnnxLayer) -> Value:
-    """Rotate pairs of the first elements of x [B, N, S, H] by angles of the position, in fp32 at least."""
+    """Rotate pairs of the first elements of x [B, N, S, H] by their position's angles, in at least fp32."""
     e, size = layer.emitter, layer.number("rotary_embedding_dim") or layer.static_size(0, 3)
     x, tables = layer.widened(), [layer.widened(index) for index in (1, 2)]
     if layer.is_narrow():

@@ -1,4 +1,4 @@
-"""Element by element: activations, arithmetic, casts."""
+"""Element-wise layers: activations, arithmetic, casts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from trtkit.network.onnx.layers.layer import OnnxLayer, Value
 
-# Attributes: nothing of the layer's, its alpha, or alpha and beta by ONNX's names.
+# Attributes: none, the layer's alpha, or alpha and beta, by ONNX's names.
 _ACTIVATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "RELU": ("Relu", ()),
     "SIGMOID": ("Sigmoid", ()),
@@ -44,7 +44,7 @@ def activation(layer: OnnxLayer) -> Value:
 
 
 def _clip(layer: OnnxLayer, low: float, high: float) -> Value:
-    """Limit to [low, high]; to `low` if that is above `high`, where ONNX's Clip takes `high`."""
+    """Clamp to [low, high]; to `low` if it is above `high`, while ONNX's Clip returns `high`."""
     dtype = layer.input().dtype
     if not dtype.is_float:
         most = (1 << (dtype.bits - 1)) - 1
@@ -83,7 +83,7 @@ def elementwise(layer: OnnxLayer) -> Value:
 
 
 def _extreme(layer: OnnxLayer, op: str) -> Value:
-    """Return the larger or smaller element, the number where one is NaN: ONNX's Max and Min may return NaN."""
+    """Return the larger or smaller element, or the number if one is NaN: ONNX's Max and Min may return NaN."""
     first, second, e = layer.value(0), layer.value(1), layer.emitter
     if not layer.input().dtype.is_float:
         return e.emit(op, first, second)
@@ -94,7 +94,7 @@ def _extreme(layer: OnnxLayer, op: str) -> Value:
 
 
 def _floor_div(layer: OnnxLayer) -> Value:
-    """Divide, rounded down; for floats the multiple that gives a remainder of the divisor's sign."""
+    """Divide and round down; for floats, so that the remainder has the divisor's sign."""
     first, second, e = layer.widened(0), layer.widened(1), layer.emitter
     zero, is_float = layer.like(0), layer.input().dtype.is_float
     rest = e.emit("Mod", first, second, fmod=1) if is_float else e.emit("Mod", first, second)
@@ -142,8 +142,8 @@ _LIMITS = {"int32": 2.0**31, "int64": 2.0**62, "int8": 2.0**7, "uint8": 2.0**8, 
 def cast(layer: OnnxLayer) -> Value:
     """Convert to the output's type.
 
-    ONNX leaves open what floats outside the range of an integer type become: here the nearest limit, and 0 for NaN, as
-    on NVIDIA's GPUs.
+    ONNX does not define casts of floats outside an integer type's range: here they become the nearest limit, and NaN
+    becomes 0, as on NVIDIA's GPUs.
     """
     e, source, target = layer.emitter, layer.input().dtype, layer.output().dtype
     if source == target:

@@ -1,4 +1,4 @@
-"""A layer as the functions that write it to ONNX see it, and the nodes they emit."""
+"""A layer as seen by the functions that write it to ONNX, and the nodes that they emit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trtkit.network.host_array import Array
 
 Value = str
-"""The name of a tensor in the graph or function that nodes are written into; empty for an input left out."""
+"""The name of a tensor in the graph or function being written; empty for an omitted input."""
 
 
 class NotInOnnxError(Exception):
@@ -27,7 +27,7 @@ class NotInOnnxError(Exception):
 
 @dataclass
 class Emitter:
-    """Collects nodes. prefix: starts the names of their outputs."""
+    """Collects nodes. prefix: of their outputs' names."""
 
     prefix: str
     nodes: list[NodeProto] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Emitter:
         return tuple(names)
 
     def constant(self, value: Array, dtype: str = "int64") -> Value:
-        """Add numbers of a NumPy type."""
+        """Add an array in a NumPy type as a constant."""
         return self.emit("Constant", value=numpy_helper.from_array(np.asarray(value, dtype)))
 
     def cast(self, value: Value, dtype: DType) -> Value:
@@ -69,9 +69,9 @@ class Emitter:
 
 @dataclass(frozen=True, eq=False)
 class OnnxLayer(LayerView):
-    """One layer. values: its inputs in the graph or function that is written into, empty if one is left out.
+    """One layer. values: its inputs in the graph or function being written; empty if omitted.
 
-    constant: the weights of the CONSTANT layer that writes a slot, None for other slots.
+    constant: returns the weights of the CONSTANT layer that writes a slot, None for other slots.
     add_weights: writes weights of a shape into the file; returns their name.
     """
 
@@ -86,7 +86,7 @@ class OnnxLayer(LayerView):
         return index < len(self.node.inputs) and self.node.inputs[index] != MISSING
 
     def value(self, index: int) -> Value:
-        """Return input `index`; empty if it is left out."""
+        """Return input `index`; empty if it is omitted."""
         return self.values[index] if self.has(index) else ""
 
     def int64(self, index: int) -> Value:
@@ -100,20 +100,20 @@ class OnnxLayer(LayerView):
         return value if self.input(index).shape else self.emitter.emit("Reshape", value, self.emitter.constant([-1]))
 
     def scalar(self, index: int) -> Value:
-        """Return input `index`, one number of its own type, as a scalar."""
+        """Return input `index`, a single value of its own type, as a scalar."""
         value = self.value(index)
         shape = self.input(index).shape
         return value if shape == () else self.emitter.emit("Reshape", value, self.emitter.constant([]))
 
     def known(self, index: int) -> tuple[int, ...] | None:
-        """Return the whole numbers of input `index` if a CONSTANT layer holds them."""
+        """Return the integers of input `index` if a CONSTANT layer holds them."""
         weights = self.constant(self.node.inputs[index]) if self.has(index) else None
         if weights is None or weights.dtype.is_float or weights.dtype.bits < BOOL.bits:
             return None
         return tuple(int(item) for item in weights.raw.view(weights.dtype.numpy)[: weights.count])
 
     def input(self, index: int = 0) -> TensorSpec:
-        """Return what is known of an input that is present."""
+        """Return the spec of a present input."""
         return self.graph.spec(self.node.inputs[index])
 
     def output(self, index: int = 0) -> TensorSpec:
@@ -139,7 +139,7 @@ class OnnxLayer(LayerView):
         return NotInOnnxError(f"it has no `{attribute}`")
 
     def weights(self, name: str, shape: Sequence[int], dtype: DType) -> Value:
-        """Write weights of the layer in a type; return their name, or an empty one if there are none."""
+        """Write weights of the layer in a type; return their name, empty if there are none."""
         weights = self.node.weights.get(name)
         if weights is None:
             return ""
@@ -147,11 +147,11 @@ class OnnxLayer(LayerView):
         return value if weights.dtype == dtype else self.emitter.cast(value, dtype)
 
     def widened(self, index: int = 0) -> Value:
-        """Return an input, in fp32 if it is fp16 or bf16."""
+        """Return an input, converted to fp32 if it is fp16 or bf16."""
         return self.emitter.cast(self.value(index), FP32) if self.is_narrow(index) else self.value(index)
 
     def narrowed(self, value: Value) -> Value:
-        """Return a result that was computed by `widened` in the output's type."""
+        """Return a result computed from `widened` inputs in the output's type."""
         return self.emitter.cast(value, self.output().dtype) if self.output().dtype in (FP16, BF16) else value
 
     def is_narrow(self, index: int = 0) -> bool:
@@ -159,13 +159,13 @@ class OnnxLayer(LayerView):
         return self.input(index).dtype in (FP16, BF16)
 
     def like(self, value: float, index: int = 0) -> Value:
-        """Return a number in the type of an input, fp32 for one that was widened."""
+        """Return a constant in an input's type; fp32 if the input is widened."""
         dtype = FP32 if self.is_narrow(index) else self.input(index).dtype
         return self.emitter.constant(value, dtype.numpy)
 
 
 def onnx_type(dtype: DType) -> int:
-    """Return ONNX's number of a type."""
+    """Return ONNX's number for a type."""
     return int(TensorProto.DataType.Value(dtype.onnx))
 
 

@@ -32,9 +32,9 @@ def dequantize(layer: OnnxLayer) -> Value:
 
 
 def _scale(layer: OnnxLayer, scale: Value, index: int) -> tuple[Value, dict[str, int]]:
-    """Return a scale or zero point as ONNX takes it, with `axis` and `block_size`.
+    """Return a scale or zero point in ONNX's form, with `axis` and `block_size`.
 
-    TensorRT's is one number, one per index of an axis, or of the data's rank: one per block, along any axes.
+    TensorRT's is a single value, one per index of an axis, or of the data's rank: one per block, along any axes.
     """
     e, shape, data = layer.emitter, layer.input_shape(index), layer.input_shape()
     if -1 not in shape and math.prod(shape) == 1:
@@ -61,7 +61,7 @@ def _repeated(layer: OnnxLayer, value: Value, axis: int, times: int) -> Value:
 
 
 def rounded(layer: OnnxLayer, value: Value, scale: Value, kind: str) -> Value:
-    """Return what quantizing to INT8 or FP8 and dequantizing does to fp32 values."""
+    """Return fp32 values quantized to INT8 or FP8 and dequantized."""
     e, types = layer.emitter, {"INT8": TensorProto.INT8, "FP8": TensorProto.FLOAT8E4M3FN}
     if kind not in types:
         raise NotInOnnxError(f"its scores are quantized to {kind}")

@@ -5,7 +5,7 @@ from trtkit.network.onnx.layers.layer import NotInOnnxError, OnnxLayer, Value
 
 
 def matrix_multiply(layer: OnnxLayer) -> Value:
-    """Multiply collections of matrices or vectors, transposed where the layer says so."""
+    """Multiply batches of matrices or vectors, transposed if the layer says so."""
     e, forms = layer.emitter, (layer.option("op0"), layer.option("op1"))
     sides = []
     for index, (form, axis) in enumerate(zip(forms, (-2, -1), strict=True)):
@@ -20,13 +20,13 @@ def matrix_multiply(layer: OnnxLayer) -> Value:
 
 
 def einsum(layer: OnnxLayer) -> Value:
-    """Sum products by an Einstein equation, in fp32 at least: ONNX's Einsum takes no bf16."""
+    """Evaluate an einsum equation in at least fp32: ONNX's Einsum does not take bf16."""
     operands = [layer.widened(index) for index in range(len(layer.values))]
     return layer.narrowed(layer.emitter.emit("Einsum", *operands, equation=layer.option("equation")))
 
 
 def reduce(layer: OnnxLayer) -> Value:
-    """Reduce axes; the average of whole numbers drops the fraction."""
+    """Reduce axes; an average of integers is truncated."""
     e, op, keeps = layer.emitter, layer.option("op"), int(layer.flag("keep_dims"))
     if not layer.axes():
         return e.emit("Identity", layer.value(0))
@@ -46,7 +46,7 @@ def cumulative(layer: OnnxLayer) -> Value:
 
 
 def top_k(layer: OnnxLayer) -> tuple[Value, ...]:
-    """Return the k largest or smallest along one axis, sorted, and their positions."""
+    """Return the k largest or smallest along one axis, sorted, and their indices."""
     e, (axis,) = layer.emitter, layer.axes()
     count = e.constant([layer.number("k")])
     if layer.has(1):
@@ -57,7 +57,7 @@ def top_k(layer: OnnxLayer) -> tuple[Value, ...]:
 
 
 def softmax(layer: OnnxLayer) -> Value:
-    """Normalize exponentials along one axis, or along several together."""
+    """Compute softmax along one axis, or over several axes together."""
     e, axes = layer.emitter, layer.axes()
     if len(axes) == 1:
         return e.emit("Softmax", layer.value(0), axis=axes[0])
@@ -67,7 +67,7 @@ def softmax(layer: OnnxLayer) -> Value:
 
 
 def ragged_softmax(layer: OnnxLayer) -> Value:
-    """Take the softmax of the first elements of each row of [Z, S]; the rest is zero."""
+    """Compute softmax over the first elements of each row of [Z, S]; the rest is zero."""
     e, x = layer.emitter, layer.widened()
     inside = e.emit("Less", e.ramp(e.size(x, 1)), layer.int64(1))
     weights = e.emit("Softmax", e.emit("Where", inside, x, layer.like(-float("inf"))), axis=-1)
@@ -75,7 +75,7 @@ def ragged_softmax(layer: OnnxLayer) -> Value:
 
 
 def normalization(layer: OnnxLayer) -> Value:
-    """Compute (x - mean) / sqrt(variance + epsilon) * scale + bias in fp32 at least; channels are grouped first."""
+    """Compute (x - mean) / sqrt(variance + epsilon) * scale + bias in at least fp32; channels are grouped first."""
     e, x, groups, axes = layer.emitter, layer.widened(), layer.number("num_groups"), layer.axes()
     split = x
     if groups > 1:
@@ -93,7 +93,7 @@ def normalization(layer: OnnxLayer) -> Value:
 
 
 def _by_channel(layer: OnnxLayer, index: int) -> Value:
-    """Return scale or bias in fp32 at least, one value per group repeated for the group's channels."""
+    """Return scale or bias in at least fp32; a value per group is repeated for the group's channels."""
     e, value, shape = layer.emitter, layer.widened(index), layer.input_shape(index)
     value = e.cast(value, FP32) if layer.is_narrow() and not layer.is_narrow(index) else value
     if len(shape) < 2 or shape[1] in (1, layer.input_shape()[1]):

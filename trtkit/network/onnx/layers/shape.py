@@ -1,4 +1,4 @@
-"""Rearranging and picking elements: shuffle, slice, gather, scatter, fill."""
+"""Layers that rearrange and pick elements: shuffle, slice, gather, scatter, fill."""
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def _transposed(layer: OnnxLayer, value: Value, attribute: str, rank: int) -> Va
 
 
 def squeeze(layer: OnnxLayer) -> Value:
-    """Remove axes of size 1: those that input 1 names, else those of the shape."""
+    """Remove axes of size 1: those listed in input 1, else those of the shape."""
     e = layer.emitter
     if layer.has(1):
         return e.emit("Squeeze", layer.value(0), layer.vector(1))
@@ -59,7 +59,7 @@ def padding(layer: OnnxLayer) -> Value:
 
 
 def reverse_sequence(layer: OnnxLayer) -> Value:
-    """Reverse the first elements of each slice along the batch axis; ONNX's ReverseSequence takes no bf16."""
+    """Reverse the first elements of each slice along the batch axis; ONNX's ReverseSequence does not take bf16."""
     axes = {"batch_axis": layer.number("batch_axis"), "time_axis": layer.number("sequence_axis")}
     if sorted(axes.values()) != [0, 1]:
         raise NotInOnnxError("ReverseSequence takes axes 0 and 1 only")
@@ -67,7 +67,7 @@ def reverse_sequence(layer: OnnxLayer) -> Value:
 
 
 def one_hot(layer: OnnxLayer) -> Value:
-    """Set on_value where the new axis equals the index; ONNX's OneHot counts negative ones from the end instead."""
+    """Set on_value where the new axis equals the index; ONNX's OneHot counts negative indices from the end instead."""
     e, rank = layer.emitter, len(layer.output_shape())
     axis = layer.number("axis") % rank
     classes = e.ramp(e.emit("Squeeze", layer.vector(2)))
@@ -94,7 +94,7 @@ def gather(layer: OnnxLayer) -> Value:
 
 
 def scatter(layer: OnnxLayer) -> Value:
-    """Copy data and overwrite the elements or slices that indices name."""
+    """Copy data and overwrite the indexed elements or slices."""
     data, index, updates = layer.value(0), layer.int64(1), layer.value(2)
     if layer.option("mode") == "ELEMENT":
         return layer.emitter.emit("ScatterElements", data, index, updates, axis=layer.number("axis"))
@@ -102,7 +102,7 @@ def scatter(layer: OnnxLayer) -> Value:
 
 
 def non_zero(layer: OnnxLayer) -> Value:
-    """Return the positions of non-zero elements, one row per axis."""
+    """Return the indices of nonzero elements, one row per axis."""
     indices = layer.emitter.emit("NonZero", layer.value(0))
     return indices if layer.output().dtype == INT64 else layer.emitter.cast(indices, layer.output().dtype)
 
@@ -111,11 +111,11 @@ _START, _SIZE, _STRIDE, _FILL, _AXES = 1, 2, 3, 4, 5
 """Input numbers of ISliceLayer::setInput."""
 _ATTRIBUTES = {_START: "start", _SIZE: "shape", _STRIDE: "stride", _AXES: "axes"}
 _BEFORE_FIRST = -(1 << 62)
-"""Where a backward slice ends that takes the first element too."""
+"""End of a backward slice that includes the first element."""
 
 
 def slice_layer(layer: OnnxLayer) -> Value:
-    """Take `size` elements per axis from `start` in steps of `stride`, by Slice if that can express it."""
+    """Take `size` elements per axis from `start` in steps of `stride`, with Slice if it can express that."""
     known = {index: _known(layer, index) for index in _ATTRIBUTES}
     start, size, stride = (known[index] for index in (_START, _SIZE, _STRIDE))
     if stride is None and not layer.has(_STRIDE):
@@ -140,13 +140,13 @@ def slice_layer(layer: OnnxLayer) -> Value:
 
 
 def _known(layer: OnnxLayer, index: int) -> tuple[int, ...] | None:
-    """Return what the layer or a constant says of start, size, stride or axes."""
+    """Return the known value of start, size, stride or axes, from the layer or a constant."""
     stated = layer.ints(_ATTRIBUTES[index])
     return layer.known(index) if stated is None else stated
 
 
 def _gathered(layer: OnnxLayer, known: dict[int, tuple[int, ...] | None]) -> Value:
-    """Take a slice by one index for each axis: any stride, any sample mode."""
+    """Take a slice with one index per axis: any stride, any sample mode."""
     e, rank, mode = layer.emitter, len(layer.input_shape()), layer.option("mode")
     axes = known[_AXES]
     if layer.has(_AXES) and axes is None:
@@ -184,7 +184,7 @@ def _item(layer: OnnxLayer, known: dict[int, tuple[int, ...] | None], index: int
 
 
 def _wrapped(layer: OnnxLayer, index: Value, length: Value) -> Value:
-    """Return positions moved inside an axis as the sample mode says; those to be filled may be any."""
+    """Return indices moved inside an axis by the sample mode; those to be filled are arbitrary."""
     e, mode, one = layer.emitter, layer.option("mode"), layer.emitter.constant(1)
     if mode == "STRICT_BOUNDS":
         return index
@@ -199,7 +199,7 @@ def _wrapped(layer: OnnxLayer, index: Value, length: Value) -> Value:
 
 
 def fill(layer: OnnxLayer) -> Value:
-    """Make a ramp, or random values; no two libraries draw the same ones."""
+    """Write a ramp, or random values, which differ between libraries."""
     e, operation = layer.emitter, layer.option("operation")
     stated = layer.known(0) if layer.has(0) else layer.ints("shape")
     sizes = layer.vector(0) if stated is None else e.constant(stated)
@@ -213,7 +213,7 @@ def fill(layer: OnnxLayer) -> Value:
 
 
 def _ramp(layer: OnnxLayer, sizes: Value) -> Value:
-    """Return alpha + the sum over axes of position times beta; one beta holds for all axes."""
+    """Return alpha + the sum over axes of index times beta; a single beta applies to all axes."""
     e, dtype, rank = layer.emitter, layer.output().dtype, len(layer.output_shape())
     total = e.emit("Expand", e.cast(_number(layer, 1), dtype), sizes)
     delta = e.emit("Reshape", e.cast(_number(layer, 2), dtype), e.constant([-1]))

@@ -1,4 +1,4 @@
-"""Convolution, pooling and resizing of pictures, and non-maximum suppression of boxes."""
+"""Convolution, pooling and resizing of images, and non-maximum suppression of boxes."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def _attributes(window: Window) -> dict[str, tuple[int, ...] | str]:
 
 
 def _padded(layer: OnnxLayer, window: Window) -> Window:
-    """Return a window whose EXPLICIT_ROUND_UP became padding, which needs fixed sizes."""
+    """Return a window with EXPLICIT_ROUND_UP converted to padding, which requires fixed sizes."""
     if window.mode != "EXPLICIT_ROUND_UP":
         return window
     spatial = tuple(layer.static_size(0, axis + 2) for axis in range(len(window.size)))
@@ -99,7 +99,7 @@ _ROUNDINGS = {"HALF_UP": "round_prefer_ceil", "HALF_DOWN": "round_prefer_floor",
 
 
 def resize(layer: OnnxLayer) -> Value:
-    """Resize axes to sizes or by scales, by which positions are mapped too, except between aligned corners."""
+    """Resize axes to sizes or by scales; scales also map coordinates, except between aligned corners."""
     e, mode = layer.emitter, layer.option("resize_mode")
     transformation = layer.option("coordinate_transformation").lower()
     is_upper = layer.option("selector_for_single_pixel") == "UPPER"
@@ -107,7 +107,7 @@ def resize(layer: OnnxLayer) -> Value:
         transformation = "pytorch_half_pixel"
     scales = layer.node.attributes.get("scales") or ()
     inputs = [layer.value(0), "", ""]
-    if scales and not layer.has(1) and transformation == "align_corners":  # ONNX's corners are those of size * scale
+    if scales and not layer.has(1) and transformation == "align_corners":  # ONNX aligns the corners of size * scale
         exact = e.emit(
             "Mul", e.emit("Cast", e.shape(layer.value(0)), to=TensorProto.DOUBLE), e.constant(scales, "float64")
         )
@@ -141,10 +141,9 @@ def grid_sample(layer: OnnxLayer) -> Value:
 
 
 def non_maximum_suppression(layer: OnnxLayer) -> tuple[Value, ...]:
-    """Keep the best boxes of each batch item and class: rows by batch, then falling score, and their count.
+    """Keep the best boxes of each batch item and class: rows by batch, then descending score, and their count.
 
-    ONNX's operator orders rows by class within a batch item, so they are sorted: by score, then by batch item, each
-    time the earlier of equals first.
+    ONNX's operator orders rows by class within a batch item, so they are sorted stably by score, then by batch item.
     """
     e = layer.emitter
     if len(layer.input_shape()) != 3:

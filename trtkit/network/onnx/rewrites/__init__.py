@@ -1,4 +1,4 @@
-"""Graph rewrites of ONNX forms that TensorRT's parser refuses or misreads into forms that it takes."""
+"""Graph rewrites from ONNX forms that TensorRT's parser rejects or misreads to forms that it accepts."""
 
 from trtkit.network.onnx.rewrites.rewrite import rewrite
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from trtkit.network.onnx.rewrites.rule import Writer
 
 _BITS = {INT8: 31, INT32: 31, INT64: 63, UINT8: 8}
-"""Bits beside the sign of the type in which a type is computed: 8-bit types in int32."""
+"""Bits without the sign of the type that a type is computed in: 8-bit types in int32."""
 
 
 def bitwise(name: str) -> Callable[[Writer, Node], Written]:
-    """Return how `and`, `or` or `xor` of two tensors is written."""
+    """Return the rule for `and`, `or` or `xor` of two tensors."""
 
     def write(o: Writer, node: Node) -> Written:
         node.check_all_read()
@@ -46,9 +46,9 @@ def bitwise_not(o: Writer, node: Node) -> Written:
 
 
 def bit_shift(o: Writer, node: Node) -> Written:
-    """Write a product with, or quotient by, a power of two. Bits that leave are lost; the sign comes in from the left.
+    """Write a product with, or quotient by, a power of two. Bits shifted out are lost; the sign is shifted in.
 
-    Steps below zero count as more than there are bits, as in ONNX's tests.
+    Negative shifts count as larger than the number of bits, as in ONNX's tests.
     """
     direction = node.only("direction", ("LEFT", "RIGHT"), None)
     node.check_all_read()
@@ -78,7 +78,7 @@ def _wide(o: Writer, x: OnnxValue) -> OnnxValue:
 
 
 def _low_mask(node: Node) -> tuple[int, int] | None:
-    """Return the other input's place and 2^k where one input is the constant 2^k - 1: the rest of a division."""
+    """Return the other input's index and 2^k if one input is the constant 2^k - 1: the remainder of a division."""
     for index in (0, 1):
         value = node.constants[index]
         if value is not None and value.size == 1 and value.ndim <= len(node.x(1 - index).shape):
@@ -89,7 +89,7 @@ def _low_mask(node: Node) -> tuple[int, int] | None:
 
 
 def _combined(o: Writer, name: str, a: OnnxValue, b: OnnxValue) -> OnnxValue:
-    """Return the sum of the combined bits; the sign is one more bit, of the lowest number there is."""
+    """Return the sum of the combined bits; the sign is one more bit, with the lowest value."""
     bits = 63 if a.dtype == INT64 else 31
     a_bits, a_sign = _bits(o, a, bits)
     b_bits, b_sign = _bits(o, b, bits)
@@ -99,7 +99,7 @@ def _combined(o: Writer, name: str, a: OnnxValue, b: OnnxValue) -> OnnxValue:
 
 
 def _bits(o: Writer, x: OnnxValue, bits: int) -> tuple[OnnxValue, OnnxValue]:
-    """Return the bits below the sign along a new last axis, and the sign's, all 0 or 1."""
+    """Return the bits without the sign along a new last axis, and the sign bit, all 0 or 1."""
     sign = o.cast(x < 0, x.dtype)
     low = o.unsqueeze(x - sign * _lowest(o, x.dtype), len(x.shape))
     weights = o.constant(np.array([2**bit for bit in range(bits)], np.int64), x.dtype)

@@ -1,4 +1,4 @@
-"""Replace nodes that TensorRT refuses by the function body that ONNX itself gives for them."""
+"""Replace nodes that TensorRT rejects by ONNX's own function body for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def expand_functions(model: onnx.ModelProto) -> Counter[str]:
-    """Expand the nodes that need it, in place; return how many of each type."""
+    """Expand the nodes that need it, in place; return the count of each type."""
     done: Counter[str] = Counter()
     if not any(needs_expansion(node) for node in all_nodes(model.graph)):
         return done
@@ -36,7 +36,7 @@ def expand_functions(model: onnx.ModelProto) -> Counter[str]:
 
 
 def needs_expansion(node: onnx.NodeProto) -> bool:
-    """Whether TensorRT refuses or misreads the node as it stands."""
+    """Whether TensorRT rejects or misreads the node as it is."""
     return node.domain in {"", "ai.onnx"} and node.op_type in _NEED and _NEED[node.op_type](node)
 
 
@@ -82,7 +82,7 @@ _NEED: Mapping[str, Callable[[onnx.NodeProto], bool]] = {
 
 
 def _body(node: onnx.NodeProto, knowledge: Knowledge, opset: int) -> onnx.FunctionProto | None:
-    """Return the body that ONNX gives for a node, None if it gives none for these types."""
+    """Return ONNX's function body for a node; None if there is none for its types."""
     try:
         schema: Any = defs.get_schema(node.op_type, opset, "")
     except defs.SchemaError:
@@ -100,7 +100,7 @@ def _body(node: onnx.NodeProto, knowledge: Knowledge, opset: int) -> onnx.Functi
 
 
 def _type(fact: Fact | None) -> bytes | None:
-    """Return a tensor's type as ONNX writes it, None if it is not known."""
+    """Return a tensor's type as ONNX writes it; None if it is unknown."""
     if fact is None:
         return None
     sizes = [size if size >= 0 else None for size in fact.shape]
@@ -119,7 +119,7 @@ def _spliced(body: onnx.FunctionProto, node: onnx.NodeProto, prefix: str) -> lis
 def _renamed(
     nodes: Any, prefix: str, names: dict[str, str], attributes: Mapping[str, onnx.AttributeProto]
 ) -> list[onnx.NodeProto]:
-    """Return copies of nodes under the names of another graph; tensors without one get `prefix`."""
+    """Return copies of nodes with the names of another graph; other tensors get `prefix`."""
     copies = []
     for index, node in enumerate(nodes):
         copy = onnx.NodeProto()

@@ -1,7 +1,7 @@
-"""ConvInteger and MatMulInteger as products of whole numbers in fp32.
+"""ConvInteger and MatMulInteger as fp32 products of integers.
 
-Exact while sums stay below 2^24: 2^24 / (255 * 127) = 518 terms of the largest values, and in practice far more.
-Beyond that a sum is right to 24 bits.
+Exact while sums stay below 2^24: 2^24 / (255 * 127) = 518 terms of the largest values, and in practice far more. Beyond
+that, a sum is accurate to 24 bits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 
 
 def shifted(o: Writer, node: Node, index: int, zero_place: int, axis: int) -> OnnxValue:
-    """Return an input minus its zero point in fp32; a vector of zero points lies along `axis`."""
+    """Return an input minus its zero point in fp32; a vector of zero points is along `axis`."""
     value = node.constants[index]
     zero_point = node.constants[zero_place] if node.input(zero_place) else np.zeros((), np.int8)
     if value is not None and zero_point is not None:
@@ -34,7 +34,7 @@ def shifted(o: Writer, node: Node, index: int, zero_place: int, axis: int) -> On
 
 
 def _weights(o: Writer, values: Array) -> OnnxValue:
-    """Return constant whole numbers: as int8 times one where they fit, in fp32 otherwise."""
+    """Return constant integers: as int8 times one if they fit, else in fp32."""
     if values.size and (values.min() < -128 or values.max() > 127):
         return o.constant(values.astype(np.float32))
     one, zero = o.number(1.0), o.constant(np.zeros((), np.int8))
@@ -71,7 +71,7 @@ def matmul_integer(o: Writer, node: Node) -> Written:
 def integer_matmul(o: Writer, node: Node, a_zero: int, b_zero: int) -> OnnxValue:
     """Return the product of A and B in fp32.
 
-    a_zero, b_zero: the inputs with their zero points, which lie along A's rows and B's columns.
+    a_zero, b_zero: the indices of their zero points, which are along A's rows and B's columns.
     """
     left = shifted(o, node, 0, a_zero, -2)
     return o.matmul(left, shifted(o, node, 1, b_zero, -1))
@@ -87,7 +87,7 @@ def matmul_integer_to_float(o: Writer, node: Node) -> Written:
 
 
 def dynamic_quantize_matmul(o: Writer, node: Node) -> Written:
-    """Write ONNX Runtime's product of a tensor quantized on the way: A, B, B scale, B zero point, bias."""
+    """Write ONNX Runtime's product of a dynamically quantized tensor: A, B, B scale, B zero point, bias."""
     node.check_all_read()
     whole, scale, zero_point = quantized_on_the_way(o, node.x(0))
     product = o.matmul(whole - zero_point, shifted(o, node, 1, 3, -1))
@@ -97,7 +97,7 @@ def dynamic_quantize_matmul(o: Writer, node: Node) -> Written:
 
 
 def quantized_on_the_way(o: Writer, x: OnnxValue) -> tuple[OnnxValue, OnnxValue, OnnxValue]:
-    """Return x as whole numbers of 0 to 255, scale and zero point, in fp32, as DynamicQuantizeLinear defines them."""
+    """Return x as integers from 0 to 255, scale and zero point, in fp32, as DynamicQuantizeLinear defines them."""
     axes = range(len(x.shape))
     low = o.binary("min", o.reduce("min", x, axes), 0.0)
     high = o.binary("max", o.reduce("max", x, axes), 0.0)
@@ -108,7 +108,7 @@ def quantized_on_the_way(o: Writer, x: OnnxValue) -> tuple[OnnxValue, OnnxValue,
 
 
 def dynamic_quantize(o: Writer, node: Node) -> Written:
-    """Write a tensor as uint8, with scale and zero point; inside a model, the whole numbers stay int32."""
+    """Write a tensor as uint8, with scale and zero point; inside a model, the integers stay int32."""
     node.check_all_read()
     whole, scale, zero_point = quantized_on_the_way(o, node.x(0))
     return [o.cast(whole, UINT8), scale, o.cast(zero_point, UINT8)]

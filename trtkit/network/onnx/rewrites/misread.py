@@ -1,4 +1,4 @@
-"""Nodes that TensorRT's parser takes, but for something else than ONNX means."""
+"""Nodes that TensorRT's parser accepts, but with another meaning than ONNX's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def trilu(o: Writer, node: Node) -> Written:
-    """Write Trilu's default, the upper triangle, out: the parser takes it for the lower one."""
+    """Write Trilu's default, the upper triangle, explicitly: the parser takes the lower one."""
     if "upper" in node.attributes:
         return None
     inputs = [value for value in node.values if value is not None]
@@ -59,7 +59,7 @@ def recurrent(op_type: str) -> Callable[[Writer, Node], Written]:
 
 
 def one_hot(o: Writer, node: Node) -> Written:
-    """Write OneHot as a comparison: the parser takes places from the end, and those out of range, for others."""
+    """Write OneHot as a comparison: the parser misreads negative indices and those out of range."""
     depth = node.constants[1]
     if depth is None or node.values[0] is None or node.values[2] is None:
         return None
@@ -74,7 +74,7 @@ def one_hot(o: Writer, node: Node) -> Written:
 
 
 def mod(o: Writer, node: Node) -> Written:
-    """Write the rest of a division of numbers with the divisor's sign, which newer opsets allow."""
+    """Write the remainder of floats with the divisor's sign, which newer opsets allow."""
     x = node.values[0]
     if node.number("fmod", 0) or x is None or not x.dtype.is_float:
         return None
@@ -82,7 +82,7 @@ def mod(o: Writer, node: Node) -> Written:
 
 
 def clip(o: Writer, node: Node) -> Written:
-    """Write limits of 8-bit numbers in int32."""
+    """Write the limits of 8-bit integers in int32."""
     x = node.values[0]
     if x is None or x.dtype not in {INT8, UINT8}:
         return None

@@ -25,7 +25,7 @@ _LOWEST = -3.4e38
 
 @dataclass(frozen=True)
 class _Heads:
-    """Numbers of query and key/value heads, elements of each, and new tokens."""
+    """Numbers of query and key/value heads, head size, and new tokens."""
 
     queries: int
     keys: int
@@ -35,7 +35,10 @@ class _Heads:
 
 @dataclass(frozen=True)
 class _Scoring:
-    """How scores become weights. softcap: 0 for none. hidden: tokens not seen [B, S, T]. bias: is added."""
+    """How scores become weights.
+
+    softcap: 0 for none. hidden: mask of invisible tokens [B, S, T]. bias: added to scores.
+    """
 
     scale: float
     softcap: float
@@ -46,9 +49,9 @@ class _Scoring:
 def group_query_attention(o: Writer, node: Node) -> Written:
     """Write query, key, value, past key, past value, seqlens_k [B] (cached tokens - 1), total length, cos, sin.
 
-    The cache is one of two kinds. Grown: `present` is `past` and the new keys after it, as long as
-    total_sequence_length says where all rows are equally long. Shared: `present` has `past`'s own shape, and the
-    new keys go after the keys that are there. Both follow from the shapes that the model declares.
+    The cache is one of two kinds. Grown: `present` is `past` followed by the new keys, of total_sequence_length if all
+    rows are equally long. Shared: `present` has `past`'s own shape, and the new keys follow the valid ones. The
+    declared shapes of the model tell which.
     """
     scale, softcap = node.number("scale", 0.0), node.number("softcap", 0.0)
     window, is_rotary = node.number("local_window_size", -1), node.number("do_rotary", 0)
@@ -91,7 +94,7 @@ def _number(o: Writer, size: int | OnnxValue) -> OnnxValue | int:
 
 
 def _split_heads(o: Writer, node: Node) -> tuple[OnnxValue, OnnxValue, OnnxValue, _Heads]:
-    """Return query [B, N, S, H], key and value [B, K, S, H]; they may come packed as one."""
+    """Return query [B, N, S, H], key and value [B, K, S, H]; they may be packed in one tensor."""
     queries, keys = node.number("num_heads"), node.number("kv_num_heads")
     packed = node.x(0)
     width = packed.shape[2]
@@ -121,7 +124,7 @@ def _angles(o: Writer, node: Node, positions: OnnxValue) -> tuple[OnnxValue, Onn
 
 
 def _rotated(o: Writer, x: OnnxValue, cos: OnnxValue, sin: OnnxValue, *, is_interleaved: bool) -> OnnxValue:
-    """Turn the first 2 * R / 2 elements of each head [B, N, S, H]; the rest stays."""
+    """Rotate the first 2 * R / 2 elements of each head [B, N, S, H]; the rest is unchanged."""
     half, size = cos.shape[-1], x.shape[-1]
     turned = o.take(x, 3, 0, 2 * half) if size != 2 * half else x
     if is_interleaved:
@@ -135,7 +138,7 @@ def _rotated(o: Writer, x: OnnxValue, cos: OnnxValue, sin: OnnxValue, *, is_inte
 
 
 def _cached(o: Writer, node: Node, index: int, x: OnnxValue, before: OnnxValue) -> OnnxValue:
-    """Return keys or values of all tokens [B, K, T, H]. x: of the new tokens. before: lengths before them [B, 1]."""
+    """Return keys or values of all tokens [B, K, T, H]. x: of the new tokens. before: earlier lengths [B, 1]."""
     past = node.optional(index)
     if past is None:
         return x
@@ -154,7 +157,7 @@ def _cached(o: Writer, node: Node, index: int, x: OnnxValue, before: OnnxValue) 
 
 
 def _attended(o: Writer, q: OnnxValue, k: OnnxValue, v: OnnxValue, heads: _Heads, scoring: _Scoring) -> OnnxValue:
-    """Return softmax(q k^T scale + mask) v as [B, S, N * H]; the queries of one key head are multiplied at once."""
+    """Return softmax(q k^T scale + mask) v as [B, S, N * H]; the queries of one key head are multiplied together."""
     group = heads.queries // heads.keys
     grouped = o.reshape(q, [0, heads.keys, -1, heads.size])  # [B, K, N / K * S, H]
     length = o.size(k, 2)
@@ -187,7 +190,7 @@ def gelu(o: Writer, node: Node) -> Written:
 
 
 def fast_gelu(o: Writer, node: Node) -> Written:
-    """Write Gelu's approximation by tanh of x, plus a bias where there is one."""
+    """Write Gelu's tanh approximation of x, plus a bias if there is one."""
     node.check_all_read()
     bias = node.optional(1)
     x = node.x(0) if bias is None else node.x(0) + bias
@@ -222,7 +225,7 @@ def skip_layer_norm(o: Writer, node: Node) -> Written:
 
 
 def fused_matmul(o: Writer, node: Node) -> Written:
-    """Write alpha A B, either transposed in its last two axes."""
+    """Write alpha A B, either one transposed in its last two axes."""
     alpha, turns = node.number("alpha", 1.0), [node.number(name, 0) for name in ("transA", "transB")]
     for name in ("transBatchA", "transBatchB"):
         node.only(name, (0,), 0)
@@ -238,7 +241,7 @@ def _turned(o: Writer, x: OnnxValue) -> OnnxValue:
 
 
 def fused_conv(o: Writer, node: Node) -> Written:
-    """Write Conv, plus a tensor where there is one, then an activation."""
+    """Write Conv, plus a tensor if there is one, then an activation."""
     activation = node.only("activation", ("", "Relu", "Sigmoid", "Tanh", "LeakyRelu", "Clip", "HardSigmoid"), "")
     parameters = node.numbers("activation_params", ())
     inputs = [node.x(0), node.x(1)] + ([node.x(2)] if node.input(2) else [])
@@ -264,16 +267,16 @@ _FUSED = (
 
 
 def dequantized(o: Writer, node: Node, index: int, axis: int = 1) -> OnnxValue:
-    """Return the tensor at `index` as numbers; its scale and zero point are the two inputs after it.
+    """Return the tensor at `index` dequantized; its scale and zero point are the next two inputs.
 
-    axis: along which scales and zero points lie where they are vectors.
+    axis: of scales and zero points that are vectors.
     """
     inputs = [node.x(index), node.x(index + 1), node.optional(index + 2)]
     return o.call("DequantizeLinear", [x for x in inputs if x is not None], axis=axis)
 
 
 def quantized(o: Writer, node: Node, x: OnnxValue, index: int, axis: int = 1) -> OnnxValue:
-    """Return x quantized by the scale and the zero point at `index`."""
+    """Return x quantized with the scale at `index` and the zero point after it."""
     inputs = [x, node.x(index), node.optional(index + 1)]
     return o.call("QuantizeLinear", [x for x in inputs if x is not None], axis=axis)
 
@@ -316,7 +319,7 @@ def qgemm(o: Writer, node: Node) -> Written:
 
 
 def _binary(name: str) -> Callable[[Writer, Node], Written]:
-    """Return how an operator of two quantized tensors is written."""
+    """Return the rule for an operator of two quantized tensors."""
 
     def write(o: Writer, node: Node) -> Written:
         node.check_all_read()
@@ -326,7 +329,7 @@ def _binary(name: str) -> Callable[[Writer, Node], Written]:
 
 
 def _unary(op_type: str, *names: str, defaults: dict[str, Any] | None = None) -> Callable[[Writer, Node], Written]:
-    """Return how an operator of one quantized tensor is written. names: attributes that it shares with ONNX's."""
+    """Return the rule for an operator of one quantized tensor. names: attributes that it shares with ONNX's."""
 
     def write(o: Writer, node: Node) -> Written:
         node.only("channels_last", (0,), 0)
@@ -364,7 +367,7 @@ def own_dequantize(o: Writer, node: Node) -> Written:
 
 _POOL = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
 
-# Results equal the integer operators' within one quantization step: products are summed before rounding in both.
+# Results equal the integer operators' within one quantization step: both sum products before rounding.
 _QLINEAR = (
     Rule("", "QLinearConv", qlinear_conv),
     Rule("", "QLinearMatMul", qlinear_matmul),
@@ -386,7 +389,7 @@ _QLINEAR = (
 def matmul_nbits(o: Writer, node: Node) -> Written:
     """Write A [..., K], B [N, blocks, bytes], scales, zero points, group index, bias.
 
-    W = (q - z) s = DQ(q - h) - (z - h) s, h half the range: the second part is there only where some z is not h.
+    W = (q - z) s = DQ(q - h) - (z - h) s, with h half the range: the second term is omitted if every z is h.
     """
     bits, block = node.only("bits", (4, 8), 4), node.number("block_size")
     columns, rows = node.number("N"), node.number("K")
@@ -411,14 +414,14 @@ def matmul_nbits(o: Writer, node: Node) -> Written:
 
 
 def _unpacked(packed: Array, bits: int) -> Array:
-    """Return whole numbers; of 4 bits two are in a byte, the low half first."""
+    """Return unpacked integers; 4-bit ones are two per byte, the low half first."""
     if bits == 8:
         return packed
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
 def _shift(node: Node, bits: int, columns: int, blocks: int, scales: Array) -> Array | None:
-    """Return (zero point - half) * scale as [blocks, 1, columns], None if it is zero."""
+    """Return (zero point - half) * scale as [blocks, 1, columns]; None if it is zero."""
     if not node.input(3):
         return None
     stored = node.constant(3, "zero_points")

@@ -1,4 +1,4 @@
-"""Quantized tensors as TensorRT takes them: int8, not uint8; no zero points; tables are dequantized before lookups."""
+"""Quantized tensors in TensorRT's form: int8, not uint8; no zero points; tables dequantized before lookups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trtkit.network.lowering.onnx_value import OnnxValue
     from trtkit.network.onnx.rewrites.rule import Writer
 
-# Nodes that move elements of their first input (all inputs of Concat) and know nothing of their values.
+# Nodes that move elements of their first input (all inputs of Concat), whatever their values.
 _MOVERS = {
     "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxPool",
     "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
@@ -30,20 +30,20 @@ _SUFFIX = "/int8"
 
 @dataclass
 class _Flow:
-    """uint8 tensors of a graph. group: which tensors hold the same kind of values, by one of them."""
+    """uint8 tensors of a graph. group: links tensors that hold the same kind of values to one of them."""
 
     graph: onnx.GraphProto
     tensors: set[str]
     group: dict[str, str] = field(default_factory=dict)
 
     def root(self, name: str) -> str:
-        """Return the tensor that represents all that `name` is moved from or to."""
+        """Return the representative of all tensors that `name` is moved from or to."""
         while self.group.get(name, name) != name:
             name = self.group[name]
         return name
 
     def join(self, names: list[str]) -> None:
-        """Put tensors into one group."""
+        """Merge the groups of tensors."""
         for name in names:
             self.group[self.root(name)] = self.root(names[0])
 
@@ -52,7 +52,7 @@ def shift_uint8(model: onnx.ModelProto) -> Counter[str]:
     """Replace quantized uint8 tensors of the main graph, in place; return what was done.
 
     Tensors between QuantizeLinear and DequantizeLinear, also through nodes that only move elements, hold x - 128
-    instead, and their zero points are 128 lower. Other tensors of uint8 inside the model become int32.
+    instead, with zero points lower by 128. Other uint8 tensors inside the model become int32.
     """
     constants = constants_of(model.graph)
     quantizers = [node for node in model.graph.node if _is_constant_quantizer(node, constants)]
@@ -82,17 +82,17 @@ def _data(node: onnx.NodeProto) -> list[str]:
 
 
 def _quantized(node: onnx.NodeProto) -> str:
-    """Return the quantized tensor of a node, "" where its scale or zero point is left to arithmetic."""
+    """Return the quantized tensor of a node; "" if its scale or zero point is left to arithmetic."""
     return node.output[0] if node.op_type == _QUANTIZE else node.input[0]
 
 
 def casts_to_uint8(node: onnx.NodeProto) -> bool:
-    """Whether a node makes uint8 of another type."""
+    """Whether a node casts another type to uint8."""
     return node.op_type == "Cast" and any(a.name == "to" and a.i == TensorProto.UINT8 for a in node.attribute)
 
 
 def constants_of(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
-    """Return initializers and Constant nodes by the names of their tensors."""
+    """Return initializers and Constant nodes by tensor name."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         for attribute in node.attribute:
@@ -102,7 +102,7 @@ def constants_of(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
 
 
 def _is_constant_quantizer(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> bool:
-    """Whether a node quantizes, or the reverse, by a constant zero point or none; others become arithmetic."""
+    """Whether a node quantizes or dequantizes with a constant zero point or none; others become arithmetic."""
     if node.op_type not in {_QUANTIZE, _DEQUANTIZE} or node.domain:
         return False
     has_zero_point = len(node.input) > 2 and node.input[2]
@@ -110,7 +110,7 @@ def _is_constant_quantizer(node: onnx.NodeProto, constants: dict[str, onnx.Tenso
 
 
 def _shift(model: onnx.ModelProto, shifted: set[str], constants: dict[str, onnx.TensorProto]) -> None:
-    """Let nodes read and make the shifted tensors; convert where others read or make them."""
+    """Make nodes read and write the shifted tensors; insert conversions for all other nodes."""
     graph = model.graph
     written, read = set[str](), set[str]()
     for node in graph.node:
@@ -125,14 +125,14 @@ def _shift(model: onnx.ModelProto, shifted: set[str], constants: dict[str, onnx.
 
 
 def _takes_int8(node: onnx.NodeProto, name: str, constants: dict[str, onnx.TensorProto]) -> bool:
-    """Whether a node reads or makes the shifted tensor itself."""
+    """Whether a node reads or writes the shifted tensor directly."""
     if node.op_type in {_QUANTIZE, _DEQUANTIZE}:
         return _is_constant_quantizer(node, constants) and _quantized(node) == name
     return node.op_type in _MOVERS and name in (*_data(node), *node.output[:1])
 
 
 def _shift_zero_point(graph: onnx.GraphProto, node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> None:
-    """Give a node a zero point of int8."""
+    """Convert a node's zero point to int8."""
     old = node.input[2] if len(node.input) > 2 else ""
     value = numpy_helper.to_array(constants[old]) if old else np.zeros(_scale_shape(node, constants), np.uint8)
     name = f"{node.output[0]}/zero_point{_SUFFIX}"
@@ -154,7 +154,7 @@ def _convert(
     read: set[str],
     constants: dict[str, onnx.TensorProto],
 ) -> None:
-    """Write the nodes between a tensor of uint8 and its shifted form."""
+    """Insert conversions between a uint8 tensor and its shifted form."""
     old = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     before: list[onnx.NodeProto] = []
     for name in sorted(shifted):
@@ -181,7 +181,7 @@ def _between(source: str, target: str, kind: int, number: float) -> list[onnx.No
 
 
 def _insert(graph: onnx.GraphProto, added: list[onnx.NodeProto]) -> None:
-    """Add nodes and put all of them into an order in which what they read is made before."""
+    """Add nodes and sort all topologically."""
     waiting = [*graph.node, *added]
     there = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     makes = {name for node in waiting for name in node.output}
@@ -198,7 +198,7 @@ def _insert(graph: onnx.GraphProto, added: list[onnx.NodeProto]) -> None:
 
 
 def _repeat_casts(graph: onnx.GraphProto) -> None:
-    """Cast again where a cast to uint8 is handed on as it is."""
+    """Repeat a cast wherever a cast to uint8 is passed on unchanged."""
     casts = {node.output[0]: node for node in graph.node if casts_to_uint8(node)}
     for node in graph.node:
         if node.op_type == "Identity" and node.input[0] in casts:
@@ -207,10 +207,9 @@ def _repeat_casts(graph: onnx.GraphProto) -> None:
 
 
 def _widen_casts(model: onnx.ModelProto, tensors: set[str], knowledge: Knowledge) -> int:
-    """Let values of uint8 that are made and cast again inside the model be int32; the model's outputs stay.
+    """Turn uint8 values that are made and cast again inside the model into int32; the model's outputs stay.
 
-    A value from whole numbers wraps as a cast to uint8 does; one from numbers with a fraction is in range, or
-    undefined.
+    Values from integers wrap like a cast to uint8; values from floats are in range, or undefined.
     """
     outputs = {value.name for value in model.graph.output}
     readers: dict[str, list[onnx.NodeProto]] = {}
@@ -256,10 +255,10 @@ _RANGES = {INT8: (-128.0, 127.0), UINT8: (0.0, 255.0)}
 def quantize(o: Writer, node: Node) -> Written:
     """Write QuantizeLinear without a zero point.
 
-    A constant zero point z and scale s go over to numbers: Q(x) = round(x / s + z) = Q0(x + z s), DQ(q) = DQ0(q) -
-    z s, so that TensorRT's own layers stay. Ties may round to the other side: results are within one quantization
-    step. Those that are computed are written as arithmetic, exactly as ONNX defines them. So is DequantizeLinear of
-    int32, which TensorRT refuses: of a constant, the bias of a quantized layer, its values take its place.
+    A constant zero point z and scale s become arithmetic on values: Q(x) = round(x / s + z) = Q0(x + z s), DQ(q) =
+    DQ0(q) - z s, so that TensorRT's own layers stay. Ties may round to the other side: results are within one
+    quantization step. Computed ones are written as arithmetic, exactly as ONNX defines them. So is DequantizeLinear of
+    int32, which TensorRT rejects: if it is constant, the bias of a quantized layer, it is replaced by its values.
     """
     if not _is_ours(node, 2):
         return None
@@ -308,7 +307,7 @@ def _dequantized_int32(o: Writer, node: Node) -> OnnxValue:
 
 
 def _is_ours(node: Node, index: int) -> bool:
-    """Whether there is a zero point of int8 or uint8 that is not known to be zero, or a computed scale of one."""
+    """Whether a node has an int8 or uint8 zero point that is not known to be zero, or a computed scale with one."""
     zero_point = node.values[index] if index < len(node.inputs) else None
     if zero_point is None or zero_point.dtype not in _RANGES or node.values[0] is None:
         return False
@@ -320,7 +319,7 @@ def _is_ours(node: Node, index: int) -> bool:
 
 @dataclass(frozen=True)
 class _Along:
-    """Where scales and zero points of x lie: one, one for each place of an axis, or one for each block of places."""
+    """How scales and zero points apply to x: a single one, one per index of an axis, or one per block."""
 
     o: Writer
     x: OnnxValue
@@ -329,11 +328,11 @@ class _Along:
 
     @property
     def attributes(self) -> dict[str, int]:
-        """Those of ONNX's nodes."""
+        """ONNX's attributes for it."""
         return {"axis": self.axis} | ({"block_size": self.block} if self.block else {})
 
     def spread(self, value: OnnxValue) -> OnnxValue:
-        """Return scales or zero points in a shape that broadcasts over x."""
+        """Return scales or zero points in a shape that broadcasts with x."""
         if not self.block:
             return self.o.along(value, self.axis, len(self.x.shape))
         axis, size = self.axis % len(value.shape), self.x.shape[self.axis]
@@ -354,7 +353,7 @@ def _product(o: Writer, node: Node) -> OnnxValue:
 
 
 def _whole_weights(o: Writer, node: Node, along: _Along) -> OnnxValue | None:
-    """Return constant weights minus their zero points where that fits int8."""
+    """Return constant weights minus their zero points if the result fits int8."""
     weights, zero_point = node.constants[0], node.constants[2]
     if weights is None or zero_point is None or along.block:
         return None
@@ -381,9 +380,9 @@ _EIGHT_BITS = {TensorProto.INT8, TensorProto.UINT8}
 
 
 def dequantize_tables(model: onnx.ModelProto) -> Counter[str]:
-    """Write `Gather` then `DequantizeLinear` the other way round, in place; return how many.
+    """Swap `Gather` followed by `DequantizeLinear`, in place; return how many.
 
-    The table is one scale's, as ONNX Runtime's dynamic quantization makes it; it stays in 8 bits in the engine.
+    The table has a single scale, as in ONNX Runtime's dynamic quantization; it stays in 8 bits in the engine.
     """
     constants = constants_of(model.graph)
     readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
@@ -421,7 +420,7 @@ def _has_one_scale(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto])
 
 
 def _swapped(gather: onnx.NodeProto, dequantize: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return the table's DequantizeLinear and a Gather of its rows, which makes what `dequantize` made."""
+    """Return the table's DequantizeLinear and a Gather of its rows, with the output of `dequantize`."""
     table = f"{dequantize.output[0]}/table"
     widened = onnx.NodeProto.FromString(dequantize.SerializeToString())
     widened.input[0], widened.output[0] = gather.input[0], table

@@ -1,4 +1,4 @@
-"""Operators that TensorRT's parser refuses, from those that it takes: Col2Im, Det, CumProd, AffineGrid, large pools."""
+"""Operators that TensorRT's parser rejects, written with others: Col2Im, Det, CumProd, AffineGrid, large pools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewrite the nodes that rules know, until none is left; then quantized tensors as TensorRT needs them."""
+"""Rewrite the nodes that have rules until none is left; then convert quantized tensors for TensorRT."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -29,13 +29,13 @@ from trtkit.network.onnx.rewrites.scatter import RULES as SCATTER
 
 Key = tuple[str, str]
 _FAMILIES = (BITS, INTEGER_PRODUCTS, MISREAD, ORT_OPS, QUANTIZED, REFUSED, SCATTER)
-# Rules write nodes that other rules know: QLinearConv -> DequantizeLinear of uint8 -> of int8 without a zero point.
+# Rules may write nodes that have rules: QLinearConv -> DequantizeLinear of uint8 -> of int8 without a zero point.
 _MOST_ROUNDS = 4
 
 
 @dataclass
 class _Rewrite:
-    """A model being rewritten. done: node types and how many were rewritten."""
+    """A model being rewritten. done: counts of rewritten nodes by type."""
 
     model: onnx.ModelProto
     is_final: bool
@@ -46,10 +46,10 @@ class _Rewrite:
 
 
 def rewrite(model: onnx.ModelProto, *, is_final: bool = True) -> tuple[onnx.ModelProto, str]:
-    """Return the model without the forms that TensorRT refuses or misreads, and what was rewritten in words.
+    """Return the model without the forms that TensorRT rejects or misreads, and a description of what was rewritten.
 
-    is_final: a node that needs a constant which is still computed is an error; otherwise it stays, for a second call
-    after constants are folded. Raises UnsupportedOperatorsError with every node that cannot be rewritten.
+    is_final: whether a node that needs a constant which is still computed is an error; otherwise it stays, for a second
+    call after constants are folded. Raises UnsupportedOperatorsError with every node that cannot be rewritten.
     """
     known = _rules()
     if not _has_work(model, known):
@@ -76,13 +76,13 @@ def _rules() -> dict[tuple[str, str], Rule]:
 
 
 def _has_work(model: onnx.ModelProto, known: Mapping[Key, Rule]) -> bool:
-    """Whether there is a node that may have to be rewritten: models without one are not even copied."""
+    """Whether any node may need rewriting: models without one are not even copied."""
     nodes = (*all_nodes(model.graph), *(node for function in model.functions for node in function.node))
     return any(_key(node) in known or needs_expansion(node) or casts_to_uint8(node) for node in nodes)
 
 
 def _rounds(model: onnx.ModelProto, known: Mapping[Key, Rule], is_final: bool) -> _Rewrite:
-    """Rewrite a model in place. Raises _TooOldError where nodes would have to be written in too old an opset."""
+    """Rewrite a model in place. Raises _TooOldError if the nodes to write need a newer opset."""
     state = _Rewrite(model, is_final, declared=_declared(model))
     for _ in range(_MOST_ROUNDS):
         before = sum(state.done.values())
@@ -100,7 +100,7 @@ class _TooOldError(Exception):
 
 
 def _declared(model: onnx.ModelProto) -> dict[str, list[int | str]]:
-    """Return the shapes that inputs and outputs are declared with; unnamed sizes are told apart."""
+    """Return the declared shapes of inputs and outputs, with unnamed sizes made distinct."""
     return {
         value.name: [
             dim.dim_value if dim.HasField("dim_value") else dim.dim_param or f"{value.name}.{axis}"
@@ -111,7 +111,7 @@ def _declared(model: onnx.ModelProto) -> dict[str, list[int | str]]:
 
 
 def _copied(model: onnx.ModelProto, known: Mapping[Key, Rule]) -> onnx.ModelProto:
-    """Return a copy to work on, of an opset that rules can write and without refused nodes in local functions."""
+    """Return a copy in an opset that rules support, with local functions that contain rejected nodes inlined."""
     if any(_key(node) in known for function in model.functions for node in function.node):
         model = onnx.inliner.inline_local_functions(model)
     copy = onnx.ModelProto()
@@ -120,7 +120,7 @@ def _copied(model: onnx.ModelProto, known: Mapping[Key, Rule]) -> onnx.ModelProt
 
 
 def _lifted(model: onnx.ModelProto, known: Mapping[Key, Rule]) -> onnx.ModelProto:
-    """Return a copy of a newer opset. Raises SourceError where ONNX cannot convert it."""
+    """Return a copy in a newer opset. Raises SourceError if ONNX cannot convert it."""
     copy = _copied(model, known)
     wanted = max((_NEEDS.get(_key(node), OLDEST_OPSET) for node in all_nodes(copy.graph)), default=OLDEST_OPSET)
     try:
@@ -132,7 +132,7 @@ def _lifted(model: onnx.ModelProto, known: Mapping[Key, Rule]) -> onnx.ModelProt
         ) from error
 
 
-# int4 and blocks came to DequantizeLinear with opset 21.
+# DequantizeLinear has int4 and blocks since opset 21.
 _NEEDS = {(MICROSOFT, "MatMulNBits"): 21}
 
 
@@ -141,7 +141,7 @@ def _key(node: onnx.NodeProto) -> Key:
 
 
 def _apply(state: _Rewrite, known: Mapping[Key, Rule]) -> None:
-    """Rewrite every node that a rule knows, once."""
+    """Rewrite every node that has a rule, once."""
     if not any(_key(node) in known for node in all_nodes(state.model.graph)):
         return
     knowledge = Knowledge(state.model)
@@ -156,7 +156,7 @@ def _apply(state: _Rewrite, known: Mapping[Key, Rule]) -> None:
 
 
 def _rewritten(state: _Rewrite, knowledge: Knowledge, node: onnx.NodeProto, rule: Rule) -> list[onnx.NodeProto]:
-    """Return the nodes that represent one, or the node itself."""
+    """Return a node's replacements, or the node itself."""
     where = f"{rule.label} `{node.name or node.output[0]}`"
     state.count += 1
     prefix = f"{node.name or node.op_type}/{rule.op_type.lower()}_{state.count}"
@@ -208,7 +208,7 @@ def _read(node: onnx.NodeProto, knowledge: Knowledge, writer: Writer) -> Node:
 
 
 def _drop_unused(model: onnx.ModelProto) -> None:
-    """Remove constants that nothing reads any more, and what was said of tensors that are gone."""
+    """Remove unused constants, and the facts of removed tensors."""
     used = {name for node in all_nodes(model.graph) for name in node.input}
     used |= {value.name for graph in all_graphs(model.graph) for value in graph.output}
     outputs = {name for node in all_nodes(model.graph) for name in node.output}

@@ -22,15 +22,15 @@ MICROSOFT = "com.microsoft"
 class Node(ForeignNode):
     """A node to rewrite.
 
-    values: its inputs for the writer, None if they are missing or nothing is known of them.
-    declared: sizes, or names of sizes, that the model's own inputs and outputs are declared with.
+    values: its inputs for the writer, None if they are missing or unknown.
+    declared: sizes, or names of sizes, declared by the model's own inputs and outputs.
     """
 
     values: Sequence[OnnxValue | None] = field(default_factory=list)
     declared: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
 
     def x(self, index: int, name: str = "") -> OnnxValue:
-        """Return an input. Raises Refusal where it is missing, NotYetKnownError where its rank is not known."""
+        """Return an input. Raises Refusal if it is missing, NotYetKnownError if its rank is unknown."""
         if not self.input(index):
             raise Refusal(f"input {index}{name and f' (`{name}`)'} is missing")
         value = self.values[index]
@@ -41,7 +41,7 @@ class Node(ForeignNode):
         return value
 
     def whole(self, o: Writer, index: int) -> OnnxValue:
-        """Return an input of whole numbers in fp32. TensorRT takes no 8-bit constants but those it dequantizes."""
+        """Return an input of integers in fp32. TensorRT accepts 8-bit constants only if they are dequantized."""
         value = self.constants[index]
         return o.cast(self.x(index), FP32) if value is None else o.constant(value.astype(np.float32))
 
@@ -57,14 +57,14 @@ class Node(ForeignNode):
 
 
 Written: TypeAlias = Sequence[OnnxValue | None] | None
-"""The node's outputs, None for one nobody uses; no list at all where the node can stay as it is."""
+"""The node's outputs, None for unused ones; None instead of a list if the node can stay as it is."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How nodes of a type are written. write: raises Refusal and NotYetKnownError.
+    """How nodes of a type are rewritten. write: raises Refusal and NotYetKnownError.
 
-    is_fp32: what is written counts on fp32, also in a model that is converted to fp16 or bf16.
+    is_fp32: whether the result requires fp32 even in a model that is converted to fp16 or bf16.
     """
 
     domain: str
@@ -74,7 +74,7 @@ class Rule:
 
     @property
     def label(self) -> str:
-        """The type as people write it."""
+        """The type as users write it."""
         return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
 
 
@@ -82,7 +82,7 @@ class Writer(OnnxOps):
     """Primitives, and any other node of ONNX's own."""
 
     def call(self, op_type: str, inputs: Sequence[OnnxValue], **attributes: Any) -> OnnxValue:
-        """Write a node of one output; ONNX infers what it makes."""
+        """Write a node of one output; ONNX infers its type and shape."""
         return self._nodes(op_type, inputs, 1, **attributes)[0]
 
     def calls(
@@ -128,7 +128,7 @@ class Writer(OnnxOps):
         return self.cast(self.arange(size, INT64), INT64)
 
     def finish(self, outputs: Sequence[str], values: Sequence[OnnxValue | None]) -> list[onnx.NodeProto]:
-        """Return the nodes, the last of which make tensors of the given names."""
+        """Return the nodes; the last ones make tensors with the given names."""
         for name, value in zip(outputs, values, strict=False):
             if name and value is not None:
                 self.nodes.append(onnx.helper.make_node("Identity", [value.name], [name], name=self._unique("out")))
@@ -136,7 +136,7 @@ class Writer(OnnxOps):
 
 
 def _without_identities(nodes: list[onnx.NodeProto], outputs: set[str]) -> list[onnx.NodeProto]:
-    """Give tensors their last names where an Identity only renames what a node here made."""
+    """Rename outputs directly rather than through an Identity of a node written here."""
     makers = {name: node for node in nodes for name in node.output}
     kept = []
     for node in nodes:

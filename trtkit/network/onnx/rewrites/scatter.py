@@ -1,8 +1,8 @@
 """ScatterND and ScatterElements with a reduction.
 
-Constant indices: rounds in which no place occurs twice, each gathered, combined and scattered: exact.
-Computed ones: every update meets every place through a mask of zeros and ones. `add` sums by a matrix product in fp32
-(whole numbers are exact below 2^24); the others reduce the masked updates.
+Constant indices: rounds in which no index occurs twice, each gathered, combined and scattered: exact. Computed ones:
+every update is combined with every position through a mask of zeros and ones. `add` sums by a matrix product in fp32
+(integers are exact below 2^24); the others reduce the masked updates.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _BINARY = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
 _REDUCED = {"mul": ("prod", 1.0), "max": ("max", -3.4e38), "min": ("min", 3.4e38)}
 _MOST_ELEMENTS = 2**26
-"""Of the mask."""
+"""Limit on the mask's elements."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _require_sizes(*tensors: OnnxValue) -> None:
 
 
 def _put_back(o: Writer, data: OnnxValue, part: OnnxValue) -> OnnxValue:
-    """Return data whose first elements along every axis are replaced by `part`."""
+    """Return data with the first elements along every axis replaced by `part`."""
     for axis, (have, want) in enumerate(zip(data.shape, part.shape, strict=True)):
         if have != want:
             rest = data
@@ -110,7 +110,7 @@ def _put_back(o: Writer, data: OnnxValue, part: OnnxValue) -> OnnxValue:
 
 
 def _in_rounds(o: Writer, reduction: str, node: Node, sizes: Sequence[int]) -> OnnxValue:
-    """Combine updates at constant places, each place once in a round."""
+    """Combine updates at constant positions, in rounds with each position at most once."""
     data, updates = node.x(0), node.x(2)
     indices = node.constant(1, "indices")
     depth = indices.shape[-1]
@@ -126,7 +126,7 @@ def _in_rounds(o: Writer, reduction: str, node: Node, sizes: Sequence[int]) -> O
 
 
 def _occurrences(targets: Sequence[tuple[int, ...]]) -> list[int]:
-    """Return for each place how often it came before."""
+    """Return, for each position, how often it occurred before."""
     seen: dict[tuple[int, ...], int] = {}
     counts = []
     for target in targets:
@@ -136,7 +136,7 @@ def _occurrences(targets: Sequence[tuple[int, ...]]) -> list[int]:
 
 
 def _masked(o: Writer, reduction: str, targets: _Places) -> OnnxValue:
-    """Return data combined with all updates of each place."""
+    """Return data combined with all updates of each position."""
     rows, count, inner = targets.data.shape
     many = targets.index.shape[1]
     elements = rows * count * many * (1 if reduction == "add" else inner)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 def deform_conv2d(x: Tensor, weight: Tensor, offset: Tensor, mask: Tensor, step: list[int]) -> Tensor:
     """Convolve x [N, C, H, W] with weight [O, C, k, k], each tap moved by its offset and scaled by its mask.
 
-    offset: [N, 2 k k, Ho, Wo], (y, x) of each tap. mask: [N, k k, Ho, Wo]. step: stride and padding. Outside the
-    image is zero.
+    offset: [N, 2 k k, Ho, Wo], (y, x) of each tap. mask: [N, k k, Ho, Wo]. step: stride and padding. Values outside the
+    image are zero.
     """
     (stride, padding), size = step, weight.shape[-1]
     count, _, height, width = x.shape
@@ -34,7 +34,7 @@ def _(x: Tensor, weight: Tensor, offset: Tensor, mask: Tensor, step: list[int]) 
 
 
 class DeformConv2d(nn.Module):
-    """A DCNv2 layer with one offset group and mmcv's parameter names: a convolution gives offsets and masks."""
+    """A DCNv2 layer with one offset group and mmcv's parameter names: a convolution computes offsets and masks."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class DeformConv2d(nn.Module):
         nn.init.zeros_(self.conv_offset.bias)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [N, O, Ho, Wo] of x [N, C, H, W]. `conv_offset` gives 18 offsets, (y, x) by tap, then 9 masks."""
+        """Return [N, O, Ho, Wo] for x [N, C, H, W]. `conv_offset` yields 18 offsets, (y, x) by tap, then 9 masks."""
         moved = self.conv_offset(x)
         offset, mask = moved[:, :18], moved[:, 18:].sigmoid()
         output: Tensor = torch.ops.trtkit.deform_conv2d(x, self.weight, offset, mask, [self.stride, 1])
@@ -54,7 +54,7 @@ class DeformConv2d(nn.Module):
 
 
 def export_table() -> dict[Any, Any]:
-    """Return how `torch.onnx.export` writes the operator: as ONNX's own DeformConv (opset 19)."""
+    """Return the translation for `torch.onnx.export`: ONNX's own DeformConv (opset 19)."""
     from onnxscript import opset19 as op
 
     def to_onnx(x: Any, weight: Any, offset: Any, mask: Any, step: list[int]) -> Any:

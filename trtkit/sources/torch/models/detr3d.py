@@ -43,7 +43,7 @@ class Detr3dConfig:
 
     @property
     def levels(self) -> int:
-        """Levels of the feature pyramid: the stages but the first, and one more."""
+        """Levels of the feature pyramid: all stages but the first, and an extra one."""
         return len(self.blocks)
 
     @property
@@ -66,7 +66,7 @@ class _Transformer(nn.Module):
 
 
 class Head(nn.Module):
-    """Queries, decoder and the branches that turn a query into classes and a box; each layer has its own."""
+    """Queries, decoder and the branches that map a query to classes and a box; each layer has its own branches."""
 
     def __init__(self, config: Detr3dConfig) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Head(nn.Module):
 
 
 class Detr3d(nn.Module):
-    """The whole: images [B, cameras, 3, H, W] and lidar2img [B, cameras, 4, 4] to logits and box codes."""
+    """The whole model: images [B, cameras, 3, H, W] and lidar2img [B, cameras, 4, 4] to logits and box codes."""
 
     def __init__(self, **config: Any) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Detr3d(nn.Module):
 
 
 class Backbone(nn.Module):
-    """The part of a Detr3d that goes through ONNX."""
+    """The part of a Detr3d that is exported to ONNX."""
 
     def __init__(self, model: Detr3d) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def _boxes(size: int) -> nn.Sequential:
 
 
 def _in_metres(codes: Tensor, centre: Tensor, pc_range: Sequence[float]) -> Tensor:
-    """Return box codes with their centres [B, Q, 3], 0 to 1 of the range, in metres."""
+    """Return box codes with centres [B, Q, 3], given from 0 to 1 of the range, in metres."""
     low, high = (codes.new_tensor(pc_range[half]) for half in (slice(0, 3), slice(3, 6)))
     centre = centre * (high - low) + low
     return torch.cat((centre[..., :2], codes[..., 2:4], centre[..., 2:], codes[..., 5:]), -1)
@@ -186,7 +186,7 @@ class _Conv(nn.Module):
 
 
 class FeaturePyramid(nn.Module):
-    """Maps of one width on every level. inputs: channels of the stages that it takes."""
+    """Maps of the same width on every level. inputs: channels of the input stages."""
 
     def __init__(self, inputs: Sequence[int], width: int) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class FeaturePyramid(nn.Module):
         self.fpn_convs = nn.ModuleList([*(_Conv(width, width, 3) for _ in inputs), *extra])
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """Return one level more than `maps` has."""
+        """Return one more level than `maps`."""
         laterals = [conv(x) for conv, x in zip(self.lateral_convs, maps, strict=True)]
         for index in range(len(laterals) - 1, 0, -1):
             above = F.interpolate(laterals[index], size=laterals[index - 1].shape[2:], mode="nearest")
@@ -236,7 +236,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Four stages. blocks: bottlenecks of each; width: channels of the first; deformable: which stages are."""
+    """Four stages. blocks: bottlenecks per stage; width: channels of the first; deformable: the deformable stages."""
 
     def __init__(self, blocks: Sequence[int], width: int, deformable: Sequence[bool]) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ _NEAREST_DEPTH = 1e-5
 
 @dataclass(frozen=True)
 class Space:
-    """What a decoder looks at. pc_range: x, y, z from and to, metres. image: height and width, padding included."""
+    """The space that a decoder attends to. pc_range: x, y, z from and to, metres. image: padded height and width."""
 
     pc_range: tuple[float, ...]
     image: tuple[int, int]
@@ -277,7 +277,7 @@ class Space:
 
 
 def inverse_sigmoid(x: Tensor, eps: float = 1e-5) -> Tensor:
-    """Return log(x / (1 - x)), both sides of the fraction at least `eps`."""
+    """Return log(x / (1 - x)), with numerator and denominator at least `eps`."""
     x = x.clamp(0, 1)
     return torch.log(x.clamp(min=eps) / (1 - x).clamp(min=eps))
 
@@ -308,7 +308,10 @@ def sample_features(
 
 @dataclass(frozen=True)
 class Views:
-    """What queries look at. levels: of the pyramid, [B, cameras, C, h, w] each. lidar2img: [B, cameras, 4, 4]."""
+    """The attention inputs of queries.
+
+    levels: of the pyramid, [B, cameras, C, h, w] each. lidar2img: [B, cameras, 4, 4].
+    """
 
     levels: Sequence[Tensor]
     lidar2img: Tensor
@@ -328,7 +331,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """A weighted sum over cameras and levels of what is seen at each point; weights are sigmoids, not a softmax."""
+    """A weighted sum over cameras and levels of the features at each point; weights are sigmoids, not a softmax."""
 
     def __init__(self, size: int, space: Space) -> None:
         super().__init__()
@@ -350,7 +353,7 @@ class CrossAttention(nn.Module):
 
 
 class _FeedForward(nn.Module):
-    """Two linear layers with a residual, named as mmcv's FFN names them."""
+    """Two linear layers with a residual, named as in mmcv's FFN."""
 
     def __init__(self, size: int, hidden: int) -> None:
         super().__init__()
@@ -362,7 +365,7 @@ class _FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention, cross-attention, feed-forward, a norm after each."""
+    """Self-attention, cross-attention and feed-forward, each followed by a norm."""
 
     def __init__(self, size: int, heads: int, hidden: int, space: Space) -> None:
         super().__init__()
@@ -384,7 +387,7 @@ def make_backbone(**sizes: Any) -> Backbone:
 
 
 def from_folder(folder: str, outputs: Sequence[str]) -> nn.Module:
-    """Return the model in a folder with its box coder; it takes images and lidar2img and gives the named outputs."""
+    """Return the model in a folder with its box coder; it takes images and lidar2img and returns the named outputs."""
     source = open_hybrid_folder(Path(folder))
     stated = source.config
     known = {item.name for item in fields(Detr3dConfig)}
@@ -398,7 +401,7 @@ def from_folder(folder: str, outputs: Sequence[str]) -> nn.Module:
 
 
 class _WithCoder(nn.Module):
-    """The whole model, its answer in the order of `outputs`."""
+    """The whole model, with outputs in the order of `outputs`."""
 
     def __init__(self, model: Detr3d, outputs: Sequence[str], stated: Mapping[str, Any]) -> None:
         super().__init__()
