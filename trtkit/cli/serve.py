@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 import click
 
 from trtkit.cli import completions
 from trtkit.cli.local_model import is_model, local_bundle, yes_option
 from trtkit.cli.options import GroupedCommand, grouped, is_verbose, json_option, quiet_option
-from trtkit.cli.say import say, warn
-from trtkit.cli.server_log import LogFormat, errors_in_log, log_as, server_log
+from trtkit.cli.say import JSON_LOG, is_json, record, say, warn
 from trtkit.cli.serving_options import faults_by_flag, folders_by_name, serving_options, split_options
 from trtkit.cli.visible import echo
+from trtkit.errors import TrtkitError
 from trtkit.serving_options import API_KEY, serving_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from trtkit.deployment.dynamo.fleet import LocalFleet
     from trtkit.deployment.dynamo.model_folder import ServableBundle
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from trtkit.deployment.triton.server_files import ServerFiles
 
     Command = Callable[..., None]
+
+
+LogFormat = Literal["text", "json"]
 
 _BUNDLE = (
     click.option(
@@ -485,3 +490,36 @@ def _curl(options: DynamoOptions, model: ServableBundle) -> str:
     data = json.dumps({"model": model.name, **body, "max_tokens": 64})
     key = "" if options.api_key is None else f' -H "Authorization: Bearer ${API_KEY}"'
     return f"curl {options.url}/{path}{key} -H 'Content-Type: application/json' -d '{data}'"
+
+
+def log_as(form: LogFormat) -> None:
+    """Make the current command log in a form."""
+    click.get_current_context().meta[JSON_LOG] = form == "json"
+
+
+def server_log(is_information: Callable[[str], bool], *, quiet: bool) -> Callable[[str, str], None]:
+    """Return a function that shows a process's line.
+
+    With --quiet it shows warnings only; with --verbose none, since the log on stderr has them all.
+    """
+    log, is_shown, as_json = logging.getLogger("trtkit.server"), not is_verbose(), is_json()
+
+    def show(process: str, line: str) -> None:
+        text = f"{process}: {line}" if process else line
+        log.info("%s", text)
+        if is_shown and not (quiet and is_information(line)):
+            echo(record(process or "triton", line) if as_json else text, err=True)
+
+    return show
+
+
+@contextmanager
+def errors_in_log() -> Iterator[None]:
+    """Log the error that ends the command if the log is JSON: a collector reads no other lines."""
+    try:
+        yield
+    except TrtkitError as error:
+        if not is_json():
+            raise
+        echo(record("trtkit", str(error), "ERROR"), err=True)
+        raise SystemExit(error.exit_code) from None

@@ -318,8 +318,7 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
 def _simulate(path: str | None, options: Mapping[str, Any], runner: Runner) -> Simulation:
     """Find the traffic and the machine, then simulate, once or for several replica counts."""
     from trtkit.benchmarking.metrics import parse_objectives
-    from trtkit.simulation.report import Simulation
-    from trtkit.simulation.search import find_replicas
+    from trtkit.simulation.report import Simulation, find_replicas
 
     objectives = parse_objectives(options["objectives"])
     traffic = read_traffic_options(options)

@@ -7,21 +7,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from trtkit.builder.profiles import with_first_names
 from trtkit.config.schema import DimRange
 from trtkit.errors import ExecutionError
-from trtkit.inputs.samples import Sample, random_sample, wrapped_sample
+from trtkit.inputs.images import input_size, placement, read_image
+from trtkit.inputs.samples import Sample, random_sample, sample_pictures, wrapped_sample
 from trtkit.jobs.events import Phase, Progress, Verdict
 from trtkit.network.onnx.folding import aliases_of_file
+from trtkit.runtime.tasks.answers import DetectedBoxes
+from trtkit.runtime.tasks.reader import TaskReader
 from trtkit.verification.answers import agreement, named
 from trtkit.verification.bundle_networks import with_networks
 from trtkit.verification.compare import worst
 from trtkit.verification.corners import Shapes, corner_shapes
-from trtkit.verification.pictures import compared_pictures
 from trtkit.verification.quantized import AGREEMENT
-from trtkit.verification.report import Check, Corner, EngineOutputs, Output, Report
+from trtkit.verification.report import Check, ComparedPicture, Corner, EngineOutputs, Output, Report
 from trtkit.verification.signal import hollow_outputs, unreal_reason
 from trtkit.verification.verifier import Verifier
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.arrays import Arrays
+    from trtkit.config.schema import ModelConfig
+    from trtkit.inputs.samples import Sample
+    from trtkit.runtime.tasks.answers import Box
+
 
 _UNITS = "if only multiples of a stride work, add it to the profile, e.g. `multiple_of: 32`"
 
@@ -161,3 +174,42 @@ def corner(name: str, shapes: Shapes, compared: Comparison, limits: ComparisonLi
     """Return a corner's comparison as a report holds it."""
     error, passed = compared.relative_rms_error, compared.is_within(limits)
     return Corner(name, shapes, passed, error, compared.worst_slice, compared.problem)
+
+
+_MOST, _MOST_BOXES = 24, 100
+"""Limits on pictures per report and boxes per picture."""
+
+
+def compared_pictures(
+    config: ModelConfig,
+    paths: Sequence[str],
+    samples: Sequence[Sample],
+    outputs: Sequence[tuple[Arrays, Arrays]],
+    labels: Sequence[str],
+) -> tuple[ComparedPicture, ...]:
+    """Return the pictures among the samples. outputs: ours and the reference's, per sample."""
+    if config.preprocess is None:
+        return ()
+    files = sample_pictures(paths or config.verify.inputs, config)
+    chosen = [pair for pair in zip(samples, outputs, strict=True) if pair[0].name in files][:_MOST]
+    pictures = []
+    for sample, pair in chosen:
+        path = files[sample.name]
+        boxes: list[tuple[Box, ...]] = [(), ()]
+        if config.task is not None and config.task.boxes is not None:
+            placed = placement(read_image(path).size, config.preprocess)
+            size = input_size(next(iter(sample.inputs.values())), config.preprocess)
+            arrays = [{name: np.nan_to_num(value.astype(np.float32)) for name, value in one.items()} for one in pair]
+            answers = [TaskReader(config.task).read(one, [placed], size)[0] for one in arrays]
+            names = ("text",) if config.task.boxes.layout == "text-map" else labels
+            boxes = [_named(answer.boxes, names) for answer in answers if isinstance(answer, DetectedBoxes)]
+        pictures.append(ComparedPicture(sample.name, str(path), *boxes))
+    return tuple(pictures)
+
+
+def _named(boxes: Sequence[Box], labels: Sequence[str]) -> tuple[Box, ...]:
+    """Return the highest-scoring boxes with the names of their classes, if those have names."""
+    return tuple(
+        replace(box, label=labels[box.class_id]) if 0 <= box.class_id < len(labels) else box
+        for box in boxes[:_MOST_BOXES]
+    )

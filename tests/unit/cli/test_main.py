@@ -167,7 +167,7 @@ def test_reader_that_leaves_early_is_no_fault() -> None:
     [
         "trtkit.deployment.make_known, trtkit.verification.verify",
         "trtkit.planning.plan, trtkit.planning.count_decoder",
-        "trtkit.simulation.fleet, trtkit.simulation.search",
+        "trtkit.simulation.fleet, trtkit.simulation.report",
     ],
 )
 def test_the_processes_of_verify_plan_and_simulate_leave_torch_to_those_that_compute(modules: str) -> None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.errors import ExecutionError
-from trtkit.llm.distributed.adapters import GroupAdapters
-from trtkit.llm.distributed.cache import GroupCache
+from trtkit.llm.distributed.cache import GroupAdapters, GroupCache
 from trtkit.llm.distributed.messages import CallWriter
 from trtkit.llm.execution.saved import CacheArray  # noqa: TC001 (read from JSON by its types)
 from trtkit.runtime.device import to_device

@@ -9,8 +9,7 @@ import numpy as np
 
 from trtkit.jobs.json_form import from_json
 from trtkit.llm.cache.transfers import Copy  # noqa: TC001 (read from JSON by its types)
-from trtkit.llm.distributed.adapters import write_own
-from trtkit.llm.distributed.cache import blocks_part, load_blocks_part, load_part
+from trtkit.llm.distributed.cache import blocks_part, load_blocks_part, load_part, write_own
 from trtkit.llm.distributed.messages import CallReader
 
 if TYPE_CHECKING:
