@@ -7,7 +7,8 @@ from enum import Enum
 
 from trtkit.dtypes import DTYPES
 
-__version__ = "simulated"
+__version__ = "1.7.1.116"
+"""Of TensorRT-RTX, as in constraints.txt: engines that the library built elsewhere are refused by any other."""
 
 DataType = Enum("DataType", [dtype.tensorrt for dtype in DTYPES.values()])
 TensorIOMode = Enum("TensorIOMode", ["INPUT", "OUTPUT"])

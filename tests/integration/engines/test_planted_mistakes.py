@@ -165,7 +165,7 @@ def test_graphs_that_hold_the_addresses_of_smaller_buffers_are_seen(bundle: Bund
     gpu.plans.add(bundle)
     wanted = answers("reference")
     assert answers("tensorrt") == wanted
-    mistake = (ENGINE, "self._graphs.clear()  # they hold the addresses", "pass")
+    mistake = (ENGINE, "self._graphs.clear()  # graphs hold the addresses", "pass")
     assert is_seen(mistake, lambda: answers("tensorrt"), wanted)
 
 
