@@ -31,7 +31,7 @@ from trtkit.simulation.traffic import TrafficOptions, random_traffic
 
 if TYPE_CHECKING:
     from trtkit.arrays import Array
-    from trtkit.simulation.recorder import Passed
+    from trtkit.simulation.record import Passed
 
 STEP_S, CACHED_TOKEN_S, PROMPT_TOKEN_S = 0.008, 2e-7, 1e-4
 LENGTH, PAGE = 4096, 16

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from trtkit import LLM, evaluate_tasks
 from trtkit.errors import GenerationError, RequestError
-from trtkit.verification.harness import Question, ScoredContinuation, answer, answer_params, max_scored, score
+from trtkit.verification.scoring import Question, ScoredContinuation, answer, answer_params, max_scored, score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

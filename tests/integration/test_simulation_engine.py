@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trtkit.llm.execution import Call
     from trtkit.llm.execution.host_blocks import LocalBlocks
     from trtkit.llm.scheduler.batch import Chunk
-    from trtkit.simulation.recorder import Passed
+    from trtkit.simulation.record import Passed
     from trtkit.simulation.requests import SimulatedRequest
 
 TIMES = MeasuredTimes(1.0, 0.125, 1 / 64, 0.5, 0.25, 1 / 128)

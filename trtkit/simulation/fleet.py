@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from trtkit.arrays import Array
-    from trtkit.simulation.recorder import Recorder
+    from trtkit.simulation.record import Recorder
     from trtkit.simulation.replica_options import ReplicaOptions
     from trtkit.simulation.requests import SimulatedRequest, Traffic
 

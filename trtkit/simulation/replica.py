@@ -14,7 +14,7 @@ from trtkit.llm.scheduler.batch import Batch, PrefixMatched, SlotLeft, SlotMoved
 from trtkit.llm.scheduler.options import SchedulerOptions
 from trtkit.llm.scheduler.scheduler import Scheduler
 from trtkit.llm.sequences import ONE
-from trtkit.simulation.recorder import Passed
+from trtkit.simulation.record import Passed
 from trtkit.simulation.times import decode_s, step_s, steps_before
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trtkit.llm.execution.saved import SavedSequence
     from trtkit.llm.scheduler.batch import Chunk
     from trtkit.llm.sequences import Ints
-    from trtkit.simulation.recorder import Recorder
+    from trtkit.simulation.record import Recorder
     from trtkit.simulation.replica_options import ReplicaOptions
     from trtkit.simulation.requests import SimulatedRequest
     from trtkit.simulation.times import Line

@@ -22,7 +22,6 @@ from trtkit.network.layer_graph import MISSING
 from trtkit.resolve import resolve
 from trtkit.runtime.stages import stage_layers
 from trtkit.sources.digest import digest_model
-from trtkit.verification.jobs import NetworksRequest
 from trtkit.verification.report import BundleNetwork, BundleNetworks
 
 if TYPE_CHECKING:
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.job import JobContext
     from trtkit.network.layer_graph import Bytes, LayerGraph, LayerNode, LayerWeights, TensorSpec
+    from trtkit.verification.jobs import NetworksRequest
     from trtkit.verification.report import Report
 
 
@@ -47,22 +47,24 @@ def with_networks(
     if folder is None:
         return report
     context.report(Verdict(report))
-    networks = compare_networks(NetworksRequest(folder), context, decoder).networks
+    networks = _networks(folder, context, decoder)
     return replace(report, networks=networks, passed=report.passed and all(network.passed for network in networks))
 
 
-def compare_networks(
-    request: NetworksRequest, context: JobContext, decoder: LayerGraph | None = None
-) -> BundleNetworks:
+def compare_networks(request: NetworksRequest, context: JobContext) -> BundleNetworks:
     """Compare the network of each stage and rank. Raises BundleError for files that have changed or cannot be read."""
-    bundle = open_bundle(request.bundle)
+    return BundleNetworks(_networks(request.bundle, context))
+
+
+def _networks(folder: Path, context: JobContext, decoder: LayerGraph | None = None) -> tuple[BundleNetwork, ...]:
+    bundle = open_bundle(folder)
     written = _WrittenNetworks(bundle, decoder)
     ranks = [(stage.name, rank) for stage in bundle.manifest.stages for rank in range(len(stage.networks))]
     networks = []
     for index, (stage, rank) in enumerate(ranks):
         context.report(Progress("compare the bundle's networks", index, len(ranks)))
         networks.append(_compared(bundle, written, stage, rank))
-    return BundleNetworks(tuple(networks))
+    return tuple(networks)
 
 
 def _compared(bundle: Bundle, written: _WrittenNetworks, stage: str, rank: int) -> BundleNetwork:

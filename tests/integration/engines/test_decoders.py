@@ -28,21 +28,21 @@ PAST_A_PAGE = 11
 """Steps after which a slot holds more than 16 tokens: a page and a window more than before."""
 
 
-def assert_same(executions: list[DecoderExecution], steps: int) -> None:
+def assert_same(executions: list[DecoderExecution], steps: int, limit: float = 1e-5) -> None:
     """Assert that decoders answer PROMPTS as the last one does."""
     *answers, (expected_tokens, expected) = (greedy(each, PROMPTS, steps) for each in executions)
     assert answers
     for tokens, logits in answers:
         assert np.array_equal(tokens, expected_tokens)
-        assert relative_rms(torch.from_numpy(np.array(logits)), torch.from_numpy(np.array(expected))) < 1e-5
+        assert relative_rms(torch.from_numpy(np.array(logits)), torch.from_numpy(np.array(expected))) < limit
 
 
 @pytest.mark.parametrize("case", slow_unless(in_covering_set_of(CASES, STEPPED), CASES), ids=str)
 def test_an_engine_generates_what_the_reference_decoder_does(case: Case, gpu: Simulated, tmp_path: Path) -> None:
-    """In fp16. Families that differ only within the network are built by test_decoder_parity."""
+    """In fp16, to a rounding of few values. Families that differ only within the network: test_decoder_parity."""
     bundle = bundle_of(case, tmp_path, "fp16")
     gpu.plans.add(bundle)
-    assert_same([open_execution(bundle, runtime) for runtime in ("tensorrt", "reference")], 6)
+    assert_same([open_execution(bundle, runtime) for runtime in ("tensorrt", "reference")], 6, limit=1e-4)
 
 
 @pytest.mark.parametrize("case", slow_unless(in_covering_set_of(CASES, SEEN), CASES), ids=str)

@@ -13,21 +13,20 @@ from trtkit.llm.execution.adapters import adapter_memory
 from trtkit.llm.execution.cached_places import NewTokens
 from trtkit.llm.execution.call import step_inputs
 from trtkit.llm.execution.execution import CallCounts, NeuronCounts
-from trtkit.llm.execution.outputs import OutputMemory
 from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.llm.execution.plan import check_alignment, dtype_of
 from trtkit.llm.execution.step import StreamStep
 from trtkit.llm.execution.warm_up import warm_up
-from trtkit.network.decoder import BLOCK_COUNTS, EMBEDS, HIDDEN_STATES
+from trtkit.network.decoder import BLOCK_COUNTS, EMBEDS, FINAL_HIDDEN_STATES, HIDDEN_STATES, NEXT_HIDDEN_STATES
 from trtkit.network.input_spec import kv_window
 from trtkit.network.speculators import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
-from trtkit.runtime.device import write
+from trtkit.runtime.device import to_device, write
 from trtkit.runtime.loaded_engine import LoadedEngine
 from trtkit.runtime.runtime_cache import cache_file
 from trtkit.threads import ends_after
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from trtkit.backends import Backend
     from trtkit.llm.execution.call import Call
@@ -35,10 +34,12 @@ if TYPE_CHECKING:
     from trtkit.llm.execution.kv_cache import KvCache
     from trtkit.llm.execution.plan import DecoderPlan
     from trtkit.llm.execution.pool_size import CacheSize
+    from trtkit.llm.sequences import Ints
     from trtkit.network.input_spec import InputSpec, Role
     from trtkit.runtime.communicator import Communicator
-    from trtkit.runtime.device import CapturedGraph, Device
-    from trtkit.runtime.loaded_engine import ExecutionContext
+    from trtkit.runtime.device import CapturedGraph, Device, Stream
+    from trtkit.runtime.loaded_engine import EngineTensor, ExecutionContext
+
 
 _SLOT = 3  # the column of slots in rows
 _PREFILL, _DECODE = 0, 1  # the engine's profiles, in the order of `decoder_profiles`
@@ -460,3 +461,68 @@ def few_slots(slots: slice, count: int) -> slice:
             return slice(start, start + size)
         size *= 2
     return slice(0, count)
+
+
+class OutputMemory:
+    """Memory for logits or a pipeline stage's hidden states, and for the hidden states that a draft head reads.
+
+    outputs: the engine's, by name. main: name of the first of these. has_all_logits: whether calls return logits of
+    every token.
+    """
+
+    def __init__(self, stream: Stream, outputs: Mapping[str, EngineTensor], *, has_all_logits: bool) -> None:
+        self.main = "logits" if "logits" in outputs else NEXT_HIDDEN_STATES
+        self.has_all_logits = has_all_logits or self.main == NEXT_HIDDEN_STATES
+        self._stream = stream
+        names = (self.main, NEXT_DRAFT_HIDDEN, FINAL_HIDDEN_STATES)
+        self._outputs = {name: outputs[name] for name in names if name in outputs}
+        self._arrays: dict[str, torch.Tensor] = {}
+        self._joined: dict[str, torch.Tensor] = {}
+
+    @property
+    def vocab_size(self) -> int:
+        """Size of the main output's last axis."""
+        size: int = self._outputs[self.main].shape[-1]
+        return size
+
+    def reserve(self, room: int, slots: int, *, is_joined: bool) -> None:
+        """Allocate for calls of `room` new tokens. is_joined: whether groups of rows may run one after the other."""
+        self._arrays = {name: self._empty(name, room, slots) for name in self._outputs}
+        self._joined = {name: self._empty(name, room, slots) for name in self._outputs} if is_joined else {}
+
+    def addresses(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the address at which the engine writes each output."""
+        yield from self._arrays.items()
+
+    def flat(self, rows: int) -> torch.Tensor:
+        """Return the main output of a decode step, [R, V]."""
+        return self._arrays[self.main][:rows]
+
+    def join(self, members: Ints, rows: int, size: int) -> None:
+        """Copy a group's outputs, of `rows` rows with padding, to its rows of the whole call."""
+        for name in self._outputs:
+            part = self._shaped(self._arrays, name, rows, size)[: len(members)]
+            self._stream.run(partial(_put, self._joined[name], members, size, part))
+
+    def of(self, name: str, rows: int, size: int, *, is_joined: bool) -> torch.Tensor | None:
+        """Return an output of a call of R rows and S new tokens as [R, S, V], or as [R, V] of each row's last token."""
+        if name not in self._outputs:
+            return None
+        return self._shaped(self._joined if is_joined else self._arrays, name, rows, size)
+
+    def _shaped(self, arrays: Mapping[str, torch.Tensor], name: str, rows: int, size: int) -> torch.Tensor:
+        array = arrays[name]
+        return array[: rows * size].view(rows, size, -1) if self._is_of_all(name) else array[:rows]
+
+    def _is_of_all(self, name: str) -> bool:
+        return self.has_all_logits if name == self.main else len(self._outputs[name].shape) == 3
+
+    def _empty(self, name: str, room: int, slots: int) -> torch.Tensor:
+        output = self._outputs[name]
+        return self._stream.empty((room if self._is_of_all(name) else slots, output.shape[-1]), output.dtype)
+
+
+def _put(target: torch.Tensor, rows: Ints, size: int, values: torch.Tensor) -> None:
+    if values.dim() == 3:
+        target = target[: target.shape[0] // size * size].view(-1, size, values.shape[-1])
+    target[to_device(rows, target.device)] = values

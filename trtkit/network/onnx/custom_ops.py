@@ -78,7 +78,7 @@ def lower(
 ) -> tuple[onnx.ModelProto, str]:
     """Replace foreign nodes like `replace`, and inline the bodies.
 
-    for_plugins: nodes that a plugin supports stay calls of their function, for `trtkit.builder.plugins.use_plugins`.
+    for_plugins: nodes that a plugin supports stay calls of their function, for `plugins.use_plugins`.
     """
     model, detail = _replaced(model, _handlers(), is_final=is_final, form=form, for_plugins=for_plugins)
     if detail != "none":

@@ -4,8 +4,8 @@ import numpy as np
 from onnx import helper, numpy_helper
 
 from tests.support import custom_op_models
-from trtkit.builder.plugins import use_plugins
 from trtkit.network.onnx import custom_ops
+from trtkit.network.onnx.plugins import use_plugins
 
 
 def test_nodes_with_all_inputs_become_plugins_and_others_stay_functions() -> None:
