@@ -13,6 +13,7 @@ from tests.support.covering import CACHED, SEEN, STEPPED, in_covering_set_of
 from tests.support.decoder_cases import CASES
 from tests.support.decoders import model_of, relative_rms
 from tests.support.engine_decoders import bundle_of, config_of, greedy
+from trtkit.errors import BuildError
 from trtkit.llm.execution import ReferenceDecoder, config_network, open_execution
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 
 PROMPTS = np.random.default_rng(0).integers(3, 60, (3, 7))
+NOT_BUILT_IN_FP16 = "gemma4-no-values"
+"""TensorRT-RTX 1.7.1 fails at this case in fp16, in a check of its compiler's own."""
 PAST_A_PAGE = 11
 """Steps after which a slot holds more than 16 tokens: a page and a window more than before."""
 
@@ -40,6 +43,10 @@ def assert_same(executions: list[DecoderExecution], steps: int, limit: float = 1
 @pytest.mark.parametrize("case", slow_unless(in_covering_set_of(CASES, STEPPED), CASES), ids=str)
 def test_an_engine_generates_what_the_reference_decoder_does(case: Case, gpu: Simulated, tmp_path: Path) -> None:
     """In fp16, to a rounding of few values. Families that differ only within the network: test_decoder_parity."""
+    if str(case) == NOT_BUILT_IN_FP16:
+        with pytest.raises(BuildError, match="Myelin"):
+            bundle_of(case, tmp_path, "fp16")
+        return
     bundle = bundle_of(case, tmp_path, "fp16")
     gpu.plans.add(bundle)
     assert_same([open_execution(bundle, runtime) for runtime in ("tensorrt", "reference")], 6, limit=1e-4)
