@@ -2,7 +2,8 @@
 
 `python -m benchmarks.serve_turns` writes results/serve_turns.json: more conversations than the slots of two workers of
 SmolLM2 hold, all turns answered by a router that knows what slots hold, and by one that knows the host's blocks too, in
-alternation; then with a worker killed halfway, each answer compared with that of a single worker that nothing disturbs.
+alternation; then with a worker killed halfway, each answer compared with that of a single worker that nothing disturbs:
+in fp16, in which near ties of logits are ties, and in fp32.
 """
 
 from __future__ import annotations
@@ -132,6 +133,16 @@ def wrong(seen: Turns, expected: Turns) -> int:
     return sum(seen.answers.get(key) != answer for key, answer in expected.answers.items())
 
 
+def wrong_in_fp32(folder: Path) -> int:
+    """Return how many answers of two workers, one of them killed, differ from those of a single one, in fp32."""
+    bundle = build_bundle(load_config("llama", ["precision=fp32"]), folder, ChildRunner()).bundle.path
+    alone, killed = (
+        run(bundle, WORKERS["all tiers"], replicas, kill_at)[CONCURRENCIES[-1]]
+        for replicas, kill_at in ((1, None), (2, CHATS * TURNS // 2))
+    )
+    return wrong(killed, alone)
+
+
 def main() -> None:
     """Build the bundle, measure, write."""
     with tempfile.TemporaryDirectory() as folder:
@@ -142,6 +153,7 @@ def main() -> None:
             for name, worker in WORKERS.items():
                 runs[name].append(run(bundle, worker))
         killed = run(bundle, WORKERS["all tiers"], kill_at=CHATS * TURNS // 2)
+        exact = wrong_in_fp32(Path(folder) / "fp32")
     figures: dict[str, Any] = {
         "model": "SmolLM2-135M, reference executor, two workers of one core",
         "conversations": CHATS,
@@ -149,6 +161,7 @@ def main() -> None:
         "slots_per_worker": SLOTS,
         "rounds": ROUNDS,
         "answers_of_each_run": CHATS * TURNS,
+        "wrong answers in fp32, a worker killed": exact,
     }
     for concurrency, expected in alone.items():
         rows: dict[str, Any] = {"one worker": row([expected])}
