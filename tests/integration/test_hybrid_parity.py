@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("one_export")
+LIMITS = {"DetrForObjectDetection": 1.5e-5}
+"""Relative RMS errors if not 1e-5: this backbone's convolutions are summed in another order (1.2e-5)."""
 
 
 def paired(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -47,5 +49,5 @@ def test_outputs_are_those_of_transformers(case: Case, compose: str, tmp_path: P
         if made.spec.has_unordered_rows:
             found = paired(found, wanted)
         for name in case.outputs:
-            assert relative_rms(found[name], wanted[name]) <= 2e-5, (batch, name)
+            assert relative_rms(found[name], wanted[name]) <= LIMITS.get(str(case), 1e-5), (batch, name)
     assert made.builds()

@@ -106,6 +106,13 @@ class Sequences:
             self.soft[slot] = soft
 
 
+def common_length(one: Ints, other: Ints) -> int:
+    """Return the length of the prefix that two sequences share."""
+    count = min(len(one), len(other))
+    is_other = one[:count] != other[:count]
+    return int(is_other.argmax()) if is_other.any() else count
+
+
 def keyed(ids: Ints, adapter_key: int) -> Ints:
     """Return token ids in the form in which they are compared: no adapter's cache equals another's."""
     return ids + (adapter_key << TOKEN_BITS) if adapter_key else ids

@@ -47,8 +47,7 @@ def with_networks(
     if folder is None:
         return report
     context.report(Verdict(report))
-    networks = _networks(folder, context, decoder)
-    return replace(report, networks=networks, passed=report.passed and all(network.passed for network in networks))
+    return report.with_networks(_networks(folder, context, decoder))
 
 
 def compare_networks(request: NetworksRequest, context: JobContext) -> BundleNetworks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, cast
 
 from trtkit.jobs.json_form import to_json
@@ -350,6 +350,10 @@ class Report(HasPage):
 
     def __repr__(self) -> str:
         return f"<report of {self.name}: {'passed' if self.passed else 'failed'}>"
+
+    def with_networks(self, networks: tuple[BundleNetwork, ...]) -> Report:
+        """Return the report with the comparison of a bundle's own networks; it passes only if they are equal."""
+        return replace(self, networks=networks, passed=self.passed and all(network.passed for network in networks))
 
     def to_json(self) -> dict[str, Any]:
         """Return the report's JSON form for users.

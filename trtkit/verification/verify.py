@@ -93,15 +93,9 @@ def verify_bundle(bundle: Bundle, request: VerifySettings, runner: Runner) -> Re
     )
     report = run_job(job_request, runner)
     if not report.networks:  # the process died after its verdict
-        report = with_networks(report, bundle, runner)
+        report = report.with_networks(runner.run(COMPARE_NETWORKS, NetworksRequest(bundle.path)).networks)
     write_json(bundle.path / MANIFEST, manifest.model_copy(update={"verify": _record(report)}).model_dump(mode="json"))
     return report
-
-
-def with_networks(report: Report, bundle: Bundle, runner: Runner) -> Report:
-    """Return the report with the comparison of the bundle's own networks; it passes only if they are equal."""
-    networks = runner.run(COMPARE_NETWORKS, NetworksRequest(bundle.path)).networks
-    return replace(report, networks=networks, passed=report.passed and all(network.passed for network in networks))
 
 
 def run_job(request: VerifyRequest, runner: Runner) -> Report:

@@ -13,7 +13,7 @@ from trtkit.llm.execution import Call
 from trtkit.llm.sampling.params import SamplingParams
 from trtkit.llm.sampling.sampler import Sampler
 from trtkit.llm.sampling.settings import Settings
-from trtkit.llm.sequences import UNKNOWN, Sequences
+from trtkit.llm.sequences import UNKNOWN, Sequences, common_length
 from trtkit.runtime.device import start_copy, to_device
 
 if TYPE_CHECKING:
@@ -186,8 +186,7 @@ class DraftProposer(ChainProposer):
         """
         ids, own, cache = sequences.ids(slot), self._guesses.sequences, self.execution.cache
         known = min(int(self._cached[slot]), len(ids) - 1, self.execution.max_length - 1)
-        is_other = own.tokens[slot, :known] != ids[:known]
-        start = int(is_other.argmax()) if is_other.any() else known
+        start = common_length(own.tokens[slot, :known], ids[:known])
         if cache.has_states:
             cache.rewind([slot])
             start = int(cache.positions[slot]) if cache.positions[slot] <= start else 0

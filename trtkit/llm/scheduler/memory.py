@@ -11,6 +11,7 @@ from trtkit.llm.cache.page_tables import no_pages
 from trtkit.llm.cache.prefix_store import PrefixStore
 from trtkit.llm.cache.transfers import CopyPages
 from trtkit.llm.scheduler.slots import Slots
+from trtkit.llm.sequences import common_length
 from trtkit.llm.soft_tokens import shared_length
 
 if TYPE_CHECKING:
@@ -133,8 +134,7 @@ class SequenceMemory:
             if sequences.adapter_keys[other] != sequences.adapter_keys[slot] or other in sequences.soft:
                 continue
             length = min(int(sequences.lengths[slot]) - 1, int(sequences.lengths[other]))
-            is_other = sequences.tokens[slot, :length] != sequences.tokens[other, :length]
-            common = int(is_other.argmax()) if is_other.any() else length
+            common = common_length(sequences.tokens[slot, :length], sequences.tokens[other, :length])
             common -= common % size
             if slots.cached[slot] <= slots.cached[other] < common and common - slots.cached[slot] >= least:
                 return True
@@ -164,8 +164,7 @@ class SequenceMemory:
         known = min(length, int(slots.cached[target])) if keys[source] == keys[target] else 0
         start = 0
         if known and tokens[source, 0] == tokens[target, 0]:  # usually they share nothing
-            is_other = tokens[source, :known] != tokens[target, :known]
-            start = int(is_other.argmax()) if is_other.any() else known
+            start = common_length(tokens[source, :known], tokens[target, :known])
             alike = shared_length(slots.sequences.soft.get(source), slots.sequences.soft.get(target))
             start = start if alike is None else min(start, alike)
         self.prefixes.copy(source, target, start, length)

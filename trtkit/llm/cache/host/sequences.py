@@ -15,6 +15,7 @@ from trtkit.llm.cache.held_blocks import ChangeLog, chain, contents, digest
 from trtkit.llm.cache.host.link import CopyRate
 from trtkit.llm.cache.host.store import HostStore
 from trtkit.llm.cache.transfers import DropSequence
+from trtkit.llm.sequences import common_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,7 +126,7 @@ class SequenceTier:
         if best not in self.store:
             most = 0
             for key, kept in self.store.items():
-                common = _common(kept.ids, prompt[:-1])
+                common = common_length(kept.ids, prompt[:-1])
                 if common > most and (common == kept.tokens or not is_whole):
                     best, most = key, common
         if not most or most < least:
@@ -176,10 +177,3 @@ class SequenceTier:
         self._lengths[kept.tokens] -= 1
         if not self._lengths[kept.tokens]:
             del self._lengths[kept.tokens]
-
-
-def _common(one: Ints, other: Ints) -> int:
-    """Return the length of the prefix that two sequences share."""
-    count = min(len(one), len(other))
-    is_other = one[:count] != other[:count]
-    return int(is_other.argmax()) if is_other.any() else count
