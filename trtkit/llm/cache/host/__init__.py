@@ -1,4 +1,4 @@
-"""Host memory for sequences that caches have no room for: found by content, evicted least recently used first."""
+"""Host memory for sequences that caches have no room for: found by content, evicted by the cost to compute again."""
 
 from trtkit.llm.cache.host.blocks import BlockTier
 from trtkit.llm.cache.host.files import FileTier

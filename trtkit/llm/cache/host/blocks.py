@@ -197,7 +197,7 @@ class BlockTier:
             row = self._free.pop()
         else:
             row, self._taken = self._taken, self._taken + 1
-        self.store.put(block.key, self.size_bytes, row)
+        self.store.put(block.key, self.size_bytes, self.tokens, row)
         self._kept[block.key] = block
         self.changes.note_held(block.key, lambda: [block])
         return row

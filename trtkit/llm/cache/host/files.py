@@ -14,7 +14,6 @@ import queue
 import secrets
 import struct
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from trtkit.errors import RequestError
 from trtkit.files import open_lock, open_regular
 from trtkit.llm.cache.held_blocks import digest
+from trtkit.llm.cache.host.store import HostStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +34,7 @@ _SUFFIX, _TEMPORARY = ".kv", ".new"
 _POLL_S = 0.5
 _MOST_WAITING_BYTES = 256 << 20
 _MOST_PREIMAGE_BYTES = 64 << 20
+_MOST_DIGITS = 9  # of the token count in a file's name
 
 
 class _File(NamedTuple):
@@ -61,19 +62,19 @@ class CacheFolder:
 
 
 class FileTier:
-    """Blocks in a folder of their own, at most `limit_bytes` of files; the least recently used are removed.
+    """Blocks in a folder of their own, at most `limit_bytes` of files, evicted as in host memory.
 
     One thread writes; other threads may read blocks at any time. identity: 32 bytes for the model and the caches'
     layout. Raises RequestError if the folder cannot be written or another process uses it.
     """
 
     def __init__(self, folder: Path, limit_bytes: int, identity: bytes) -> None:
-        self._folder, self._limit_bytes, self._identity = folder / identity.hex()[:32], limit_bytes, identity
-        self._files: OrderedDict[bytes, _File] = OrderedDict()
+        self._folder, self._identity = folder / identity.hex()[:32], identity
+        self._files = HostStore[_File](limit_bytes, self._remove)
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[_Order | threading.Event | None] = queue.SimpleQueue()
         self._waiting: dict[bytes, int] = {}
-        self.size_bytes = self.failures = 0
+        self.failures = 0
         self._changes: list[tuple[bytes, bytes | None]] | None = None
         try:
             if not folder.exists():
@@ -103,10 +104,15 @@ class FileTier:
             return len(self._files)
 
     @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return self._files.size_bytes
+
+    @property
     def lengths(self) -> set[int]:
         """Return the block lengths in use, in tokens."""
         with self._lock:
-            return {file.tokens for file in self._files.values()}
+            return {file.tokens for _, file in self._files.items()}
 
     def changes(self) -> list[tuple[bytes, bytes | None]]:
         """Return keys with their preimages, or None for removed files, since the last call; all files the first time.
@@ -135,19 +141,18 @@ class FileTier:
     def read(self, key: bytes) -> bytes | None:
         """Return a block; None, and remove the file, if it is not intact."""
         with self._lock:
-            file = self._files.get(key)
-            if file is None:
+            if key not in self._files:
                 return None
-            self._files.move_to_end(key)
+            file = self._files.get(key)
+            self._files.touch([key])
         path = self._path(key, file.tokens)
         data = _read(path, self._identity, key, file)
-        if data is None:
-            self._forget(key)
-            path.unlink(missing_ok=True)
-            self.failures += 1
-            return None
-        with contextlib.suppress(OSError):
-            os.utime(path)
+        with contextlib.suppress(OSError), self._lock:
+            if data is not None:
+                os.utime(path)
+            elif key in self._files:
+                self.failures += 1
+                self._remove(key, self._files.pop(key))
         return data
 
     def flush(self) -> None:
@@ -176,9 +181,10 @@ class FileTier:
             status = path.stat()
             entries.append((status.st_mtime_ns, key, _File(status.st_size, tokens)))
         for _, key, file in sorted(entries):
-            self._files[key] = file
-            self.size_bytes += file.size_bytes
-        self._make_room(0)
+            if file.size_bytes > _OVERHEAD and self._files.make_room(file.size_bytes):
+                self._files.put(key, file.size_bytes, file.tokens, file)
+            else:
+                self._path(key, file.tokens).unlink(missing_ok=True)
 
     def _work(self) -> None:
         """Write blocks as they come. A block that cannot be written is skipped: it will be computed again."""
@@ -194,9 +200,9 @@ class FileTier:
     def _write(self, order: _Order) -> None:
         key, preimage, tokens, data = order
         size = _OVERHEAD + len(preimage) + len(data)
-        if size > self._limit_bytes:
-            return
-        self._make_room(size)
+        with self._lock:
+            if not self._files.make_room(size):
+                return
         header = _HEADER.pack(_MAGIC, self._identity, key, len(preimage), len(data), tokens)
         temporary = self._folder / f"{secrets.token_hex(8)}{_TEMPORARY}"
         try:
@@ -210,25 +216,14 @@ class FileTier:
             temporary.unlink(missing_ok=True)
             raise
         with self._lock:
-            self._files[key] = _File(size, tokens)
-            self.size_bytes += size
+            self._files.put(key, size, tokens, _File(size, tokens))
             if self._changes is not None:
                 self._changes.append((key, preimage))
 
-    def _make_room(self, size: int) -> None:
-        """Remove the least recently used files until `size` bytes fit."""
-        while self._files and self.size_bytes + size > self._limit_bytes:
-            with self._lock:
-                key, file = next(iter(self._files.items()))
-            self._forget(key)
-            self._path(key, file.tokens).unlink(missing_ok=True)
-
-    def _forget(self, key: bytes) -> None:
-        with self._lock:
-            file = self._files.pop(key, None)
-            self.size_bytes -= 0 if file is None else file.size_bytes
-            if self._changes is not None and file is not None:
-                self._changes.append((key, None))
+    def _remove(self, key: bytes, file: _File) -> None:
+        if self._changes is not None:
+            self._changes.append((key, None))
+        self._path(key, file.tokens).unlink(missing_ok=True)
 
     def _path(self, key: bytes, tokens: int) -> Path:
         return self._folder / f"{key.hex()}.{tokens}{_SUFFIX}"
@@ -249,7 +244,7 @@ def _parts(name: str) -> tuple[bytes | None, int]:
     """Return the key and token count in a file's name; no key if the name is not one of trtkit's."""
     key, _, rest = name.partition(".")
     tokens = rest.removesuffix(_SUFFIX)
-    if len(key) != 64 or not rest.endswith(_SUFFIX) or not tokens.isdecimal():
+    if len(key) != 64 or not rest.endswith(_SUFFIX) or not tokens.isdecimal() or len(tokens) > _MOST_DIGITS:
         return None, 0
     try:
         return bytes.fromhex(key), int(tokens)

@@ -164,7 +164,7 @@ class SequenceTier:
         return chain(contents(ids, self._block_tokens))
 
     def _put(self, key: bytes, kept: KeptSequence, size_bytes: int) -> None:
-        self.store.put(key, size_bytes, kept)
+        self.store.put(key, size_bytes, kept.tokens, kept)
         self._lengths[kept.tokens] += 1
         self.changes.note_held(key, lambda: self._blocks(kept.ids))
 
