@@ -72,18 +72,19 @@ At the sizes of a known model. Triton's hidden parameters are taken out of the P
 
 
 def compiled(op: CustomOp) -> dict[str, Any]:
-    """Compile the op's kernel at its typical sizes for every target and type; all of them start as many programs."""
+    """Compile the op's kernel at its typical sizes for every target and type."""
     import triton
 
     typical, kernels, entries = op.typicals[0], load_kernels(op), []
     for each in op.typicals:
         started = kernels.plan(each.shapes, each.attributes, triton.cdiv)
-        model = {} if each is typical else {"model": each.model}
+        model = {} if each is typical else {"model": each.model, "grid": list(started.grid)}
         for capability, dtype in itertools.product(COMPUTE_CAPABILITIES, (FP32, FP16)):
             made = compile_kernel(kernels.to_compile(dtype, started), capability)
             figures = {name: getattr(made, name) for name in ("registers", "spill_bytes", "shared_bytes", "num_warps")}
             own = {"target": made.target, "dtype": dtype.name, "parameters": made.parameters}
             entries.append({**model, **own, **figures})
+    started = kernels.plan(typical.shapes, typical.attributes, triton.cdiv)
     shapes = [list(shape) for shape in typical.shapes if shape is not None]
     size = {"model": typical.model, "shapes": shapes, "grid": list(started.grid)}
     return {"triton": triton.__version__, "size": size, "kernels": entries}
@@ -141,8 +142,8 @@ def large_rows(backend: Backend, op: CustomOp) -> Iterator[str]:
 
 def kernel_rows(op: CustomOp, record: dict[str, Any]) -> Iterator[str]:
     """Yield the op's lines of the table of kernels."""
-    x, y, z = record["size"]["grid"]
     for entry in record["kernels"]:
+        x, y, z = entry.get("grid", record["size"]["grid"])
         figures = (entry[name] for name in ("registers", "spill_bytes", "shared_bytes", "num_warps"))
         numbers = " | ".join(map(str, figures))
         yield (

@@ -117,9 +117,12 @@ _POOL, _NEW = (8192, 8, 16, 64), (16, 8, 1, 64)
 _SHAPES = ((16, 32, 1, 64), _POOL, _POOL, _NEW, _NEW, (16, 512), (16,), (16,), (32,))
 _MODEL = "Llama 3.2 1B, 16 sequences, one token each"
 TYPICAL = Typical(_MODEL, PagedAttentionAttributes(), _SHAPES)
-OTHER_TYPICALS = tuple(
-    Typical(f"{_MODEL}, caches in {code}", PagedAttentionAttributes(0, 0.0, code, SCALE, SCALE), _SHAPES)
-    for code in ("int8", "fp8")
+OTHER_TYPICALS = (
+    *(
+        Typical(f"{_MODEL}, caches in {code}", PagedAttentionAttributes(0, 0.0, code, SCALE, SCALE), _SHAPES)
+        for code in ("int8", "fp8")
+    ),
+    Typical(f"{_MODEL}, keys in 8 parts", PagedAttentionAttributes(parts=8), _SHAPES),
 )
 """Other settings for which the kernel is compiled."""
 LARGE = _case(

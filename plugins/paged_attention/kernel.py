@@ -1,4 +1,8 @@
-"""Attention over paged caches as one kernel: keys and values are read where they lie, with a running softmax."""
+"""Attention over paged caches as one kernel: keys and values are read where they are, with a running softmax.
+
+Programs may share a sequence's keys. Each then gives attention to its part of them, to be merged as
+`trtkit.network.ops.attention.merged_attention` does.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,7 @@ _QUERY_ELEMENTS, _KEY_ELEMENTS = 4096, 2048
 _MOST_KEYS = 64
 _LEAST = 16  # size of each axis of a matrix product
 _SINKS = 8  # inputs before the sinks
+_LOWEST = tl.constexpr(-1e30)
 NO_SINK = -math.inf
 """A sink that takes no share of the softmax."""
 SCALARS = ("S", "K", "TABLE", "KEY_SCALE", "VALUE_SCALE")
@@ -77,7 +82,7 @@ def _step(q, state, keys, values, position, rows, CODE: tl.constexpr, WINDOW: tl
     is_seen = exists[None, :] & (at[None, :] <= rows[:, None])
     if WINDOW > 0:
         is_seen = is_seen & (at[None, :] > rows[:, None] - WINDOW)
-    top = tl.reduce(tl.where(is_seen, scores, -1e30), 1, _larger)
+    top = tl.reduce(tl.where(is_seen, scores, _LOWEST), 1, _larger)
     new_largest = tl.where(top > largest, top, largest)
     shares = tl.where(is_seen, tl.exp(scores - new_largest[:, None]), 0.0)
     fade = tl.exp(largest - new_largest)
@@ -92,30 +97,45 @@ def paged_attention(
     sinks_ptr, S, K, TABLE, KEY_SCALE, VALUE_SCALE, y_ptr,
     H: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     CODE: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Compute ROWS // HEADS tokens of HEADS query heads that share a key/value head; sums are in fp32."""
-    parts = (GROUP + HEADS - 1) // HEADS
-    first, head = tl.program_id(0) * (ROWS // HEADS), tl.program_id(1) // parts
+    """Compute ROWS // HEADS tokens of HEADS query heads that share a key/value head; sums are in fp32.
+
+    With several PARTS, y is [PARTS, B, N, S, H + 2] in fp32: attention to a part of the keys, the largest score there,
+    and the sum of their exponentials. The first part has the sink, the last one the new tokens.
+    """
+    splits = (GROUP + HEADS - 1) // HEADS
+    part, program = tl.program_id(1) % PARTS, tl.program_id(1) // PARTS
+    first, head = tl.program_id(0) * (ROWS // HEADS), program // splits
     batch = tl.program_id(2).to(tl.int64)  # so that no offset overflows
     cached, count = tl.load(cached_lengths_ptr + batch), tl.load(counts_ptr + batch)
     row, channel, key = tl.arange(0, ROWS), tl.arange(0, SIZE), tl.arange(0, KEYS)
-    token, member = first + row // HEADS, (tl.program_id(1) % parts) * HEADS + row % HEADS
+    token, member = first + row // HEADS, (program % splits) * HEADS + row % HEADS
     query_head = head * GROUP + member
     is_row = (row < (ROWS // HEADS) * HEADS) & (token < S) & (member < GROUP)
     is_token, has_channel = is_row & (token < count), channel < H
-    q_at = (((batch * K * GROUP + query_head) * S + token) * H)[:, None] + channel[None, :]
-    q = tl.load(q_ptr + q_at, mask=is_token[:, None] & has_channel[None, :], other=0.0)
+    at_row = (batch * K * GROUP + query_head) * S + token
+    q_row = q_ptr + at_row * H
+    q = tl.load(q_row[:, None] + channel[None, :], mask=is_token[:, None] & has_channel[None, :], other=0.0)
     key_scale, value_scale = KEY_SCALE.to(tl.float32, bitcast=True), VALUE_SCALE.to(tl.float32, bitcast=True)
     sinks = tl.load(sinks_ptr + query_head, mask=is_row, other=0.0).to(tl.float32)
+    if PARTS > 1:
+        sinks = tl.where(part == 0, sinks, -float("inf"))
     state = sinks, tl.full((ROWS,), 1.0, tl.float32), tl.full((ROWS, SIZE), 0.0, tl.float32)
     end = tl.minimum(first + ROWS // HEADS, count)  # of the new tokens that the program's tokens see
     oldest, newest = cached * 0, first * 0
     if WINDOW > 0:
         oldest = tl.maximum(cached + first - WINDOW + 1, 0)
         newest = tl.maximum(first - WINDOW + 1, 0)
-    for start in range(oldest, tl.where(first < count, cached, 0), KEYS):  # none if all tokens are padding
+    beyond = tl.where(first < count, cached, 0)  # no cached tokens if all new ones are padding
+    if PARTS > 1:
+        share = (tl.maximum(beyond - oldest, 0) + PARTS - 1) // PARTS
+        oldest += part * share
+        beyond = tl.minimum(beyond, oldest + share)
+        end = tl.where(part == PARTS - 1, end, 0)
+    for start in range(oldest, beyond, KEYS):
         at = start + key
-        exists = at < cached
+        exists = at < beyond
         page = tl.load(page_table_ptr + batch * TABLE + at // PAGE, mask=exists, other=0).to(tl.int64)
         offset = ((page * K + head) * PAGE + at % PAGE) * H
         keys = key_pool_ptr + (offset[None, :] + channel[:, None]), key_scale
@@ -127,8 +147,17 @@ def paged_attention(
         keys = new_key_ptr + (offset[None, :] + channel[:, None]), key_scale
         values = new_value_ptr + (offset[:, None] + channel[None, :]), has_channel
         state = _step(q, state, keys, values, (at, at < end), token, CODE, WINDOW, SOFTCAP)
-    y = tl.where(is_token[:, None], state[2] * value_scale / state[1][:, None], 0.0)
-    tl.store(y_ptr + q_at, y.to(y_ptr.dtype.element_ty), mask=is_row[:, None] & has_channel[None, :])
+    total = tl.where(state[1] > 0.0, state[1], 1.0)  # 0 if a part has no key in the window
+    y = tl.where(is_token[:, None], state[2] * value_scale / total[:, None], 0.0)
+    if PARTS == 1:
+        y_row = y_ptr + at_row * H
+    else:
+        y_row = y_ptr + (part * (tl.num_programs(2) * K * GROUP * S) + at_row) * (H + 2)
+    is_there = is_row[:, None] & has_channel[None, :]
+    tl.store(y_row[:, None] + channel[None, :], y.to(y_ptr.dtype.element_ty), mask=is_there)
+    if PARTS > 1:
+        tl.store(y_row + H, tl.where(is_token, tl.maximum(state[0], _LOWEST), 0.0), mask=is_row)
+        tl.store(y_row + H + 1, tl.where(is_token, state[1], 1.0), mask=is_row)
 
 
 def plan(
@@ -147,11 +176,11 @@ def plan(
     constants = {
         "H": size, "PAGE": page, "GROUP": group, "WINDOW": attributes.window, "SOFTCAP": float(attributes.softcap),
         "CODE": attributes.quantization, "HEADS": heads, "ROWS": _rows(heads, tokens, most),
-        "KEYS": min(max(_KEY_ELEMENTS // padded, _LEAST), _MOST_KEYS), "SIZE": padded,
+        "KEYS": min(max(_KEY_ELEMENTS // padded, _LEAST), _MOST_KEYS), "SIZE": padded, "PARTS": attributes.parts,
     }  # fmt: skip
     scales = np.array([attributes.key_scale, attributes.value_scale], np.float32).view(np.int32).tolist()  # their bits
     scalars = dict(zip(SCALARS, (tokens, shared, table[1], *scales), strict=True))
-    grid = (cdiv(tokens, constants["ROWS"] // heads), shared * triton.cdiv(group, heads), q[0])
+    grid = (cdiv(tokens, constants["ROWS"] // heads), shared * triton.cdiv(group, heads) * attributes.parts, q[0])
     return Launch(grid, scalars, constants)
 
 
@@ -162,16 +191,31 @@ def _rows(heads: int, tokens: Any, most: int) -> int:
 
 
 def launch(inputs: Sequence[torch.Tensor | None], attributes: PagedAttentionAttributes) -> list[torch.Tensor]:
-    """Run the kernel on tensors; the output is NaN wherever it writes nothing."""
+    """Run the kernel on tensors, and merge its parts."""
+    y = run(inputs, attributes)
+    if attributes.parts == 1:
+        return [y]
+    weights = torch.softmax(y[..., -2] + y[..., -1].log(), 0)
+    return [(weights.unsqueeze(-1) * y[..., :-2]).sum(0).to(inputs[0])]
+
+
+def run(inputs: Sequence[torch.Tensor | None], attributes: PagedAttentionAttributes) -> torch.Tensor:
+    """Run the kernel on tensors; return its own output, NaN wherever it writes nothing."""
     tensors = [x.view(torch.uint8) if x.dtype == torch.float8_e4m3fn else x for x in inputs if x is not None]
     started, q = plan([x.shape for x in tensors], attributes, triton.cdiv), tensors[0]
-    y = torch.full_like(q, torch.nan)
+    dtype = q.dtype if attributes.parts == 1 else torch.float32
+    y = q.new_full(output_shape(q.shape, attributes), torch.nan, dtype=dtype)
     if len(tensors) == _SINKS:
         tensors.append(q.new_full((q.shape[1],), NO_SINK))
     paged_attention[started.grid](
         *tensors, *started.scalars.values(), y, **started.constants, num_warps=started.num_warps
     )
-    return [y]
+    return y
+
+
+def output_shape(q: Sequence[Any], attributes: PagedAttentionAttributes) -> list[Any]:
+    """Return the shape of the kernel's output for queries of shape `q`."""
+    return [*q] if attributes.parts == 1 else [attributes.parts, *q[:3], q[3] + 2]
 
 
 def to_compile(dtype: DType, started: Launch) -> TritonKernel:
@@ -179,6 +223,7 @@ def to_compile(dtype: DType, started: Launch) -> TritonKernel:
     data = pointer(dtype)
     cached = dict.fromkeys(_CACHED, _CODES.get(started.constants["CODE"], data))
     inputs = {"q_ptr": data, **cached, **dict.fromkeys(_INDICES, "*i32"), "sinks_ptr": data}
-    signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}
+    y = data if started.constants["PARTS"] == 1 else "*fp32"
+    signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "y_ptr": y}
     types = dict.fromkeys(started.constants, "constexpr")
     return TritonKernel(paged_attention, signature | types, dict(started.constants), started.num_warps)

@@ -28,6 +28,7 @@ class PagedAttentionAttributes:
     softcap: scores become softcap * tanh(score / softcap); 0 leaves them as they are.
     quantization: `int8` or `fp8` if keys and values, cached and new ones, are codes in this type; else `none`.
     key_scale, value_scale: what one of a code stands for.
+    parts: how many programs of the kernel share a sequence's keys; the answer does not depend on it.
     """
 
     window: int = 0
@@ -35,6 +36,7 @@ class PagedAttentionAttributes:
     quantization: str = UNQUANTIZED
     key_scale: float = 1.0
     value_scale: float = 1.0
+    parts: int = 1
 
 
 def infer(facts: Sequence[Fact | None], attributes: PagedAttentionAttributes) -> list[Fact]:
@@ -49,6 +51,8 @@ def infer(facts: Sequence[Fact | None], attributes: PagedAttentionAttributes) ->
         raise Refusal(f"{heads} query heads, a multiple of the {shared} key/value heads wanted")
     if attributes.window < 0 or attributes.softcap < 0:
         raise Refusal(f"window {attributes.window}, softcap {attributes.softcap}: 0 (none) or more is allowed")
+    if attributes.parts < 1:
+        raise Refusal(f"{attributes.parts} parts: 1 or more are allowed")
     _check_types(facts, attributes)
     return [Fact(q.dtype, q.shape)]
 

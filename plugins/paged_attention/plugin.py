@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,7 +34,14 @@ def _limits(facts: Sequence[Fact], attributes: PagedAttentionAttributes) -> None
 def _types(attributes: PagedAttentionAttributes) -> tuple[str, ...]:
     """Return the types of the inputs and the output: those of keys and values follow from the quantization."""
     cached = _DATA if attributes.quantization == UNQUANTIZED else attributes.quantization.upper()
-    return (_DATA, *(cached,) * 4, *("INT32",) * 3, _DATA, _DATA)
+    return (_DATA, *(cached,) * 4, *("INT32",) * 3, _DATA, _DATA if attributes.parts == 1 else "FP32")
+
+
+def _shapes(shapes: Sequence[Sequence[Any]], attributes: PagedAttentionAttributes) -> list[list[Any]]:
+    """Return the output's shape."""
+    from .kernel import output_shape
+
+    return [output_shape(shapes[0], attributes)]
 
 
 def _no_sinks(facts: Sequence[Fact]) -> ndarray:
@@ -47,7 +54,7 @@ PLUGIN = Plugin(
     inputs=("q", "key_pool", "value_pool", "new_key", "new_value", "page_table", "cached_lengths", "counts", "sinks"),
     types=_types,
     data=0,
-    shapes=lambda shapes, _: [shapes[0]],
+    shapes=_shapes,
     limits=_limits,
     defaults=(_no_sinks,),
 )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from trtkit.network.custom_op import find
 from trtkit.network.foreign import Fact, Refusal
 from trtkit.network.graph import Graph
 from trtkit.network.host_array import array_dtype
-from trtkit.network.ops.attention import attention_from_primitives
+from trtkit.network.ops.attention import attention_from_primitives, merged_attention
 from trtkit.network.ops.kv_cache import append, append_quantized, index_of_pages
 from trtkit.network.ops.mask import appended_positions, cached_positions, causal_mask
 from trtkit.network.ops.shape import unsqueeze
@@ -121,6 +122,40 @@ def test_cases_have_every_variant() -> None:
     assert any(variant.window for variant in attributes)
     assert any(trial.inputs[8] is not None for trial in TRIALS)
     assert {variant.quantization for variant in attributes} == {"none", "int8", "fp8"}
+
+
+@pytest.mark.parametrize("parts", [2, 5, 16])
+@pytest.mark.parametrize("trial", TRIALS, ids=str)
+def test_keys_shared_by_programs_give_the_same_answer(trial: Trial, parts: int) -> None:
+    """Merged by the layers of the network that the plugin is in."""
+    inputs = [to_tensor(x, "input") for x in trial.inputs if x is not None]
+    attributes = replace(trial.case.attributes, parts=parts)
+    of_parts = to_array(load_kernels(OP, interpreted=True).run(inputs, attributes))
+    assert np.isfinite(of_parts).all()
+    graph = Graph(load_backend("tensorrt_rtx"))
+    graph.output(merged_attention(graph.input("parts", FP32, of_parts.shape)), "y")
+    executor = Executor(read_layers(graph.backend, graph.network, graph.constants))
+    merged = to_array(executor.run({"parts": of_parts})["y"])
+    assert trial.compare([merged]).relative_rms_error <= FP32.tolerance
+
+
+def test_each_program_reads_its_part_only() -> None:
+    """Seven cached keys in three parts: the last part also has the new one."""
+    value = torch.arange(1.0, 9.0)[:, None] ** 2
+    pool, new = torch.zeros(1, 1, 8, 16), torch.zeros(1, 1, 1, 16)
+    values, new_value = pool.clone(), new.clone()
+    values[0, 0, :, :1], new_value[0, 0, 0, :1] = value, 100.0
+    rows = (
+        torch.zeros(1, 1, dtype=torch.int32),
+        torch.tensor([7], dtype=torch.int32),
+        torch.ones(1, dtype=torch.int32),
+    )
+    inputs = (torch.zeros(1, 1, 1, 16), pool, values, new, new_value, *rows)
+    y = load_kernels(OP, interpreted=True).run(inputs, OP.attributes(parts=3))
+    assert y.shape == (3, 1, 1, 1, 18)
+    means, totals = [value[0:3].mean(), value[3:6].mean(), (value[6] + 100) / 2], [3.0, 3.0, 2.0]
+    torch.testing.assert_close(y[:, 0, 0, 0, 0], torch.tensor(means))
+    torch.testing.assert_close(y[:, 0, 0, 0, -2:], torch.tensor([[0.0, total] for total in totals]))
 
 
 def test_the_kernel_reads_nothing_but_tokens() -> None:
@@ -223,6 +258,7 @@ def _facts(shapes: list[tuple[int, ...]], cached: DType = FP32) -> list[Fact]:
     [
         (_shapes((4, 3), 1, 8), {}, "4 query heads, a multiple of the 3 key/value heads wanted"),
         (_shapes((4, 2), 1, 8), {"window": -1}, "window -1, softcap 0.0: 0 (none) or more is allowed"),
+        (_shapes((4, 2), 1, 8), {"parts": 0}, "0 parts: 1 or more are allowed"),
         (_shapes((-1, 2), 1, 8), {}, "heads, their size and the page size must be known"),
         ([*_shapes((4, 2), 1, 8)[:8], (5,)], {}, "input `sinks` of shape [5]: N is 5 here and 4 before"),
     ],

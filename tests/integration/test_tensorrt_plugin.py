@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trtkit.dtypes import dtype_of
+from trtkit.dtypes import FP32, dtype_of
 from trtkit.network.aot import compile_kernel, load_kernels
 from trtkit.network.custom_op import CustomOp, Typical, load_ops
 from trtkit.network.foreign import Fact
@@ -63,6 +63,8 @@ def test_outputs_are_what_the_op_infers(found: Any, name: str, place: int, dtype
     op, typical, key = _case(name, place, dtype, is_open)
     pairs = zip(_types(op, typical), typical.shapes, strict=False)
     wanted = op.check([Fact(type_of(types, dtype_of(dtype)), shape) for types, shape in pairs], typical.attributes)
+    if (parts := getattr(typical.attributes, "parts", 1)) > 1:
+        wanted = [Fact(FP32, (parts, *wanted[0].shape[:3], wanted[0].shape[3] + 2))]  # which layers merge
     assert [tuple(shape) for shape in found[key]["shapes"]] == [fact.shape for fact in wanted]
     assert found[key]["outputs"] == [fact.dtype.tensorrt for fact in wanted]
 
@@ -103,22 +105,32 @@ def test_attention_to_pages_is_a_plugin_in_every_layer(tmp_path: Path) -> None:
     ran = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr
     families = {line["model_type"]: line for line in _lines(ran.stdout)}
-    windows = {"llama": [0, 0], "gemma2": [7, 0], "gemma3n_text": [7, 7, 7, 7, 0, 7, 7], "gpt_oss": [7, 0]}
+    windows = {
+        "llama": [0, 0],
+        "gemma2": [7, 0],
+        "gemma3n_text": [7, 7, 7, 7, 0, 7, 7],
+        "gpt_oss": [7, 0],
+        "qwen3": [0, 0],
+    }
     assert families.keys() == windows.keys()
     for family, wanted in windows.items():
-        plugins = families[family]["plugins"]
-        count = len(wanted)
-        detail = f"{count} of {count} layers with attention read pages in place, by a plugin"
+        decoding, prompts = (families[family]["plugins"][first::2] for first in (0, 1))  # in one packed call
+        plugins, count = [*decoding, *prompts], 2 * len(wanted)
+        detail = f"{len(wanted)} of {len(wanted)} layers with attention read pages in place, by a plugin"
         assert families[family]["detail"] == detail
         assert "key_positions" not in families[family]["inputs"]
-        assert [plugin["attributes"]["window"] for plugin in plugins] == wanted
+        assert [plugin["attributes"]["window"] for plugin in plugins] == 2 * wanted
+        assert {plugin["attributes"]["parts"] for plugin in decoding} == {4 if family == "qwen3" else 1}
+        assert {plugin["attributes"]["parts"] for plugin in prompts} == {1}
         assert {plugin["attributes"]["softcap"] for plugin in plugins} == {5.0 if family == "gemma2" else 0.0}
-        cached = {"gemma2": "INT8", "gpt_oss": "FP8"}.get(family, "HALF")
+        data = "BF16" if family in {"gemma2", "qwen3"} else "HALF"
+        cached = {"gemma2": "INT8", "gpt_oss": "FP8"}.get(family, data)
         types = [*[cached] * 4, *["INT32"] * 3]
-        assert {name for plugin in plugins for name in plugin["outputs"]} == {"BF16" if family == "gemma2" else "HALF"}
+        assert {name for plugin in decoding for name in plugin["outputs"]} == {"FLOAT" if family == "qwen3" else data}
+        assert {name for plugin in prompts for name in plugin["outputs"]} == {data}
         assert [[kind for _, kind, _ in plugin["inputs"][1:8]] for plugin in plugins] == [types] * count
         scales = [round(plugin["attributes"]["key_scale"], 3) for plugin in plugins]
-        assert scales == ([1.0] * count if cached == "HALF" else [0.02, 0.03])
+        assert scales == ([1.0] * count if cached == data else [0.02, 0.03, 0.02, 0.03])
         assert {plugin["inputs"][8][0].endswith("attention/sinks") for plugin in plugins} == {family == "gpt_oss"}
     pools = [[name for name, *_ in plugin["inputs"][1:3]] for plugin in families["gemma3n_text"]["plugins"]]
-    assert pools[5:] == 2 * [["past_key_3", "past_value_3"]]  # which these layers share
+    assert pools[10:] == 4 * [["past_key_3", "past_value_3"]]  # which these layers share

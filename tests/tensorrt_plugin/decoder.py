@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tests.support.decoders import rtx
 from tests.support.engine_decoders import config_of
 from tests.support.generation import case_of
@@ -27,21 +29,22 @@ if TYPE_CHECKING:
     from trtkit.dtypes import Precision
     from trtkit.quantization_methods import CacheFormat
 
-CASES: tuple[tuple[str, Precision, CacheFormat | None], ...] = (
-    ("llama", "fp16", None),
-    ("gemma2", "bf16", "int8"),
-    ("gemma3n_text", "fp16", None),
-    ("gpt_oss", "fp16", "fp8"),
+CASES: tuple[tuple[str, Precision, CacheFormat | None, int], ...] = (
+    ("llama", "fp16", None, 32),
+    ("gemma2", "bf16", "int8", 32),
+    ("gemma3n_text", "fp16", None, 32),
+    ("gpt_oss", "fp16", "fp8", 32),
+    ("qwen3", "bf16", None, 5008),
 )
-"""Families, types, and formats of caches in 8 bits."""
+"""Families, types, formats of caches in 8 bits, and lengths of slots."""
 SCALES = (0.02, 0.03)
 
 
 class Network:
     """A network of TensorRT-RTX to which plugins are added as TensorRT adds them. added: the plugins, as data."""
 
-    def __init__(self, trt: Any, network: Any) -> None:
-        self._trt, self._network = trt, network
+    def __init__(self, trt: Any, trt_of_rtx: Any, network: Any) -> None:
+        self._trt, self._trt_of_rtx, self._network = trt, trt_of_rtx, network
         self.added: list[dict[str, Any]] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -60,20 +63,37 @@ class Network:
                 "attributes": plugin.attrs,
             }
         )
-        return self._network.add_identity(inputs[0])
+        return self._like(inputs[0], plugin.attrs["parts"])
+
+    def _like(self, q: Any, parts: int) -> Any:
+        """Return a layer whose output has the shape and type of the plugin's."""
+        if parts == 1:
+            return self._network.add_identity(q)
+        size = q.shape[-1]
+        wider = self._network.add_constant((1, 1, size, size + 2), np.zeros((1, 1, size, size + 2), np.float32))
+        exact = self._network.add_cast(q, wider.get_output(0).dtype).get_output(0)
+        none = self._trt_of_rtx.MatrixOperation.NONE
+        product = self._network.add_matrix_multiply(exact, none, wider.get_output(0), none).get_output(0)
+        axes = self._network.add_constant((1,), np.zeros(1, np.int64)).get_output(0)
+        one = self._network.add_unsqueeze(product, axes).get_output(0)
+        layer = self._network.add_concatenation([one] * parts)
+        layer.axis = 0
+        return layer
 
 
-def written(trt: Any, case: tuple[str, Precision, CacheFormat | None], folder: Path) -> dict[str, Any]:
+def written(trt: Any, case: tuple[str, Precision, CacheFormat | None, int], folder: Path) -> dict[str, Any]:
     """Write a family's decoder as a build does; return its inputs and plugins, and what the build says."""
-    model_type, precision, kv_format = case
-    config = config_of(case_of(model_type), folder, precision, kv="paged")
+    model_type, precision, kv_format, length = case
+    config = config_of(case_of(model_type), folder, precision, kv="paged", max_sequence_length=length)
+    path = folder / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": max(64, length)}))
     config = config.model_copy(update={"custom_ops": CustomOpOptions(plugins="always")})
     opened, graph = open_decoder(resolve(config)), Graph(replace(rtx(), name="tensorrt"))
     if kv_format is not None:
         opened = replace(
             opened, source=replace(opened.source, kv_cache=KvQuantization(kv_format, scales_of_pairs(SCALES, SCALES)))
         )
-    network = graph.network = Network(trt, graph.network)
+    network = graph.network = Network(trt, graph.backend.trt, graph.network)
     detail = use_plugin(graph, opened, (90,))
     opened.write(graph, opened.weights())
     names = [spec.name for spec in graph.inputs]

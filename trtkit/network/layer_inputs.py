@@ -288,7 +288,8 @@ class RowInputs:
                 counts = inputs.kv_lengths - inputs.write_indices
                 self._page_rows = PageRows(inputs.page_table, inputs.write_indices, counts)
         pools = self._caches[index]
-        attributes = op_attributes(attention, self._options)
+        decodes = isinstance(inputs.rows, DecodingRows)
+        attributes = op_attributes(attention, self._options, decodes=decodes)
         scales = self._scales(index if attention.cache_of is None else attention.cache_of, attention) or {}
         attributes |= {f"{name}_scale": rounded(scale, self._options.dtype) for name, scale in scales.items()}
         return Pages(self._page_rows, pools["key"], pools["value"], attributes)

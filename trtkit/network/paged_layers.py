@@ -38,12 +38,21 @@ def obstacles(spec: DecoderSpec, options: DecoderOptions) -> dict[int, str]:
     }
 
 
-def op_attributes(attention: AttentionSpec, options: DecoderOptions) -> dict[str, float | str]:
-    """Return the op's attributes except the caches' scales. A window as long as the slot is left out."""
-    window, kv = attention.sliding_window or 0, options.kv_cache
+_PART_TOKENS, _MOST_PARTS = 1024, 16
+
+
+def op_attributes(attention: AttentionSpec, options: DecoderOptions, *, decodes: bool) -> dict[str, float | str]:
+    """Return the op's attributes except the caches' scales. A window as long as the slot is left out.
+
+    decodes: whether the rows have few new tokens. Their keys are then shared by several programs, since a few sequences
+    would otherwise keep only as many of a GPU's multiprocessors busy as there are key/value heads.
+    """
+    kv, longest = options.kv_cache, options.max_sequence_length
+    window = min(attention.sliding_window or longest, longest)
     attributes: dict[str, float | str] = {
-        "window": window if window < options.max_sequence_length else 0,
+        "window": window if window < longest else 0,
         "softcap": float(attention.softcap or 0),
+        "parts": max(1, min(window // _PART_TOKENS, _MOST_PARTS)) if decodes else 1,
     }
     return attributes if kv is None else {**attributes, "quantization": kv.format}
 
@@ -72,4 +81,4 @@ def _refusal(attention: AttentionSpec, options: DecoderOptions) -> str:
     pool, new = Fact(kept, (-1, shared, options.page_tokens or 1, size)), Fact(kept, (-1, shared, -1, size))
     of_rows = (Fact(INT32, (-1, -1)), Fact(INT32, (-1,)), Fact(INT32, (-1,)))
     facts = (Fact(dtype, (-1, heads, -1, size)), pool, pool, new, new, *of_rows)
-    return refusal(op, facts, op.attributes(**op_attributes(attention, options)))
+    return refusal(op, facts, op.attributes(**op_attributes(attention, options, decodes=False)))

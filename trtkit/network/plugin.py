@@ -78,7 +78,10 @@ class Size:
     def __mul__(self, other: Any) -> Size:
         return Size(self.expression * plain(other))
 
-    __rmul__ = __mul__
+    def __add__(self, other: Any) -> Size:
+        return Size(self.expression + plain(other))
+
+    __rmul__, __radd__ = __mul__, __add__
 
 
 def plain(value: Any) -> Any:

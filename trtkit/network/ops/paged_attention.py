@@ -9,6 +9,8 @@ from trtkit.errors import NetworkError
 from trtkit.network.custom_op import DOMAIN, find
 from trtkit.network.foreign import Fact, Refusal
 from trtkit.network.lowering.trt_ops import TrtOps
+from trtkit.network.ops.arithmetic import cast
+from trtkit.network.ops.attention import merged_attention
 from trtkit.network.plugin import Plugin, attributes_for
 
 if TYPE_CHECKING:
@@ -50,7 +52,10 @@ def paged_attention(
     """
     op, rows = find("PagedAttention"), pages.rows
     inputs = (q, pages.keys, pages.values, new_keys, new_values, rows.table, rows.lengths, rows.counts, sinks)
-    return add_op(q.graph, op, inputs, op.attributes(**pages.attributes))[0]
+    attributes = op.attributes(**pages.attributes)
+    (y,) = add_op(q.graph, op, inputs, attributes)
+    has_parts = q.graph.plugins is not None and attributes.parts > 1
+    return cast(merged_attention(y), q.dtype) if has_parts else y
 
 
 def add_op(graph: Graph, op: CustomOp, inputs: Sequence[Tensor | None], attributes: object) -> list[Tensor]:
