@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ _BASE_MEMORY_BYTES = 600 * 2**20
 # Lower bound for the memory of an export to ONNX, in copies of the fp32 weights. ViT-B/16 took 9.3, 15.5 in fp16; large
 # models skip steps because of ONNX's limit of 2 GiB.
 _EXPORT_COPIES = 4
+# Upper bound for the memory of one rank's build, in copies of its weights: 3.3 to 4.1 were measured
+# (benchmarks/results/rank_build.json).
+_RANK_COPIES = 5
 # Plans and ONNX files hold more than the weights.
 _FILE_FACTOR = 1.05
 
@@ -71,6 +75,17 @@ def check_room(load: BuildLoad, folder: Path) -> None:
 
 def _gib(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.1f}" if size_bytes >= 2**30 / 10 else f"{size_bytes / 2**30:.4f}"
+
+
+def ranks_at_once(rank_bytes: int, threads: int) -> int:
+    """Return how many ranks can be built side by side: with a core per builder thread, and memory for all.
+
+    rank_bytes: a rank's weights. threads: of each builder.
+    """
+    count = len(os.sched_getaffinity(0)) // threads
+    if (available := _available_memory_bytes()) is not None:
+        count = min(count, available // (_RANK_COPIES * rank_bytes + _BASE_MEMORY_BYTES))
+    return max(1, count)
 
 
 def _available_memory_bytes() -> int | None:

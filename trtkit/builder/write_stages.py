@@ -20,7 +20,7 @@ from trtkit.builder.jobs import (
     PrepareRequest,
     PrepareTowerRequest,
 )
-from trtkit.builder.room import BuildLoad, check_room
+from trtkit.builder.room import BuildLoad, check_room, ranks_at_once
 from trtkit.builder.stages import PlanOptions, Prepared, PreparedStage, StageRequest, StageResult
 from trtkit.dtypes import dtype_of
 from trtkit.errors import TrtkitError, UnsupportedOperatorsError
@@ -123,19 +123,29 @@ def prepare_stages(inputs: BuildInputs, folder: Path, runner: Runner) -> Prepare
 
 
 def _write_all(inputs: BuildInputs, prepared: Prepared, folder: Path, runner: Runner, *, builds: bool) -> WrittenModel:
-    """Write the networks of every stage, and of every rank of a decoder, one after another; build them if requested."""
-    count, results, ranks = grid_of(inputs.config).ranks, [], []
+    """Write the networks of every stage, and of every rank of a decoder; build them if requested."""
+    count, sources = grid_of(inputs.config).ranks, tuple(file.path for file in inputs.sources)
+    results: list[StageResult] = []
+    ranks: list[StageResult] = []
     for stage in prepared.stages:
         request = stage_request(inputs.config, inputs.target, inputs.backend, stage, folder)
-        is_shared = stage.writer == "decoder" and count > 1
-        for rank in range(count if is_shared else 1):
-            plan = folder / plan_name(stage.name, rank if is_shared else None) if builds else None
-            sources = tuple(file.path for file in inputs.sources)
-            images = inputs.model.images
-            result = run_stage(runner, replace(request, plan=plan, rank=rank, sources=sources, images=images))
-            ranks += [_of_rank(rank, result)] if is_shared else []
-            results += [result] if rank == 0 else []
-    return WrittenModel(prepared, (*results[:-1], ranks[0] if ranks else results[-1]), tuple(ranks))
+        request = replace(request, sources=sources, images=inputs.model.images)
+        if stage.writer == "decoder" and count > 1:
+            plans = [folder / plan_name(stage.name, rank) if builds else None for rank in range(count)]
+            requests = [replace(request, plan=plan, rank=rank) for rank, plan in enumerate(plans)]
+            built = runner.run_all(BUILD_STAGE, requests, _at_once(inputs, request, count), "ranks")
+            ranks = [_of_rank(rank, result) for rank, result in enumerate(built)]
+            results.append(ranks[0])
+        else:
+            results.append(run_stage(runner, replace(request, plan=folder / plan_name(stage.name) if builds else None)))
+    return WrittenModel(prepared, tuple(results), tuple(ranks))
+
+
+def _at_once(inputs: BuildInputs, request: StageRequest, ranks: int) -> int:
+    """Return how many ranks of a decoder can be built side by side."""
+    opened = open_decoder(inputs.model, request.quantized)
+    rank_bytes = engine_bytes(opened.source, decoder_size(opened), ranks)
+    return ranks_at_once(rank_bytes, inputs.config.build.max_threads)
 
 
 def _of_rank(rank: int, result: StageResult) -> StageResult:

@@ -38,16 +38,45 @@ class ChildCrashError(Exception):
         return f"exit code {self.returncode}"
 
 
-def run_child(job: Job[Request, Result], request: Request, report: Listener, severity: str | None = None) -> Result:
+class ChildGroup:
+    """Child processes that run at once, and end together if one fails."""
+
+    def __init__(self) -> None:
+        self._children: list[ChildProcess] = []
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    def add(self, child: ChildProcess) -> None:
+        """Add a child that has just started; it is ended if the others have been."""
+        with self._lock:
+            self._children.append(child)
+            if self._is_over:
+                child.kill()
+
+    def end(self) -> None:
+        """End all children, including those that start later."""
+        with self._lock:
+            self._is_over = True
+            for child in self._children:
+                child.end(_TERMINATE_TIMEOUT_S)
+
+
+def run_child(
+    job: Job[Request, Result],
+    request: Request,
+    report: Listener,
+    severity: str | None = None,
+    group: ChildGroup | None = None,
+) -> Result:
     """Run `job` in a child process and return its result.
 
     Events are delivered while it runs. Raises the child's own TrtkitError, or ChildCrashError if it died. An exception
-    here, including Ctrl-C, first ends the child.
+    here, including Ctrl-C, first ends the child; so does the end of its `group`, from another thread.
     """
     with scratch_folder() as folder:
         log = folder / "log"
         data = json.dumps(to_json(request))
-        answer, returncode = _converse(job, data, JobContext(report, log, severity))
+        answer, returncode = _converse(job, data, JobContext(report, log, severity), group or ChildGroup())
         if answer is None:
             raise ChildCrashError(returncode, log.read_text(errors="replace"))
     return result_of(job, answer)
@@ -60,13 +89,16 @@ def result_of(job: Job[Request, Result], answer: dict[str, Any]) -> Result:
     return from_json(job.result, answer["result"])
 
 
-def _converse(job: Job[Request, Result], request: str, context: JobContext) -> tuple[dict[str, Any] | None, int]:
+def _converse(
+    job: Job[Request, Result], request: str, context: JobContext, group: ChildGroup
+) -> tuple[dict[str, Any] | None, int]:
     """Start the child and pass on its events; return its answer and exit code."""
     read_end, write_end = os.pipe()
     command = ["trtkit.jobs.worker", job.function, job.request_name, str(write_end), str(context.log)]
     command += [context.severity] if context.severity else []
     process = ChildProcess(command, context.log, pass_fds=[write_end])
     os.close(write_end)
+    group.add(process)
     answer: dict[str, Any] | None = None
     try:
         with os.fdopen(read_end, encoding="utf-8") as events, followed(context.log, job.name):

@@ -7,8 +7,10 @@ import importlib
 import json
 import os
 import sys
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -16,8 +18,8 @@ from pathlib import Path
 
 from trtkit.errors import BuildError, SourceError, TrtkitError
 from trtkit.files import scratch_folder
-from trtkit.jobs.child import ChildCrashError, is_followed, log_lines, result_of, run_child
-from trtkit.jobs.events import Event, Listener, Phase, ignore
+from trtkit.jobs.child import ChildCrashError, ChildGroup, is_followed, log_lines, result_of, run_child
+from trtkit.jobs.events import Event, Listener, Phase, Progress, Step, ignore
 from trtkit.jobs.job import Job, JobContext, Request, Result
 from trtkit.jobs.json_form import to_json
 from trtkit.jobs.trt_log import error_lines, last_lines, last_parsed_node
@@ -34,6 +36,20 @@ class Runner(ABC):
     def run(self, job: Job[Request, Result], request: Request) -> Result:
         """Run a job and return its result. Raises the job's TrtkitError."""
 
+    def run_all(
+        self,
+        job: Job[Request, Result],
+        requests: Sequence[Request],
+        at_once: int,  # noqa: ARG002
+        name: str,  # noqa: ARG002
+    ) -> list[Result]:
+        """Run a job for each request, `at_once` at a time if jobs are processes; return the results in order.
+
+        The first error ends the other jobs. Jobs that run at once report their steps, and the number of ended ones is
+        reported as the progress of `name`.
+        """
+        return [self.run(job, request) for request in requests]
+
 
 @dataclass(frozen=True)
 class ChildRunner(Runner):
@@ -45,6 +61,38 @@ class ChildRunner(Runner):
             return run_child(job, request, self.report, _severity(job))
         except ChildCrashError as crash:
             raise explain_crash(crash, job, request) from None
+
+    def run_all(self, job: Job[Request, Result], requests: Sequence[Request], at_once: int, name: str) -> list[Result]:
+        """Run jobs side by side; see Runner."""
+        if min(at_once, len(requests)) == 1:
+            return super().run_all(job, requests, at_once, name)
+        group, lock = ChildGroup(), threading.Lock()
+
+        def report(event: Event) -> None:
+            with lock:
+                self.report(event)
+
+        def run(request: Request) -> Result:
+            return run_child(job, request, report_step, _severity(job), group)
+
+        def report_step(event: Event) -> None:
+            if isinstance(event, Step):  # the phases of several jobs would be confusing
+                report(event)
+
+        with ThreadPoolExecutor(at_once) as pool:
+            report(Progress(name, 0, len(requests)))
+            futures = {pool.submit(run, request): request for request in requests}
+            try:
+                for done, future in enumerate(as_completed(futures), 1):
+                    future.result()
+                    report(Progress(name, done, len(requests)))
+            except BaseException as error:
+                pool.shutdown(wait=False, cancel_futures=True)
+                group.end()
+                if isinstance(error, ChildCrashError):
+                    raise explain_crash(error, job, futures[future]) from None
+                raise
+        return [future.result() for future in futures]
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.unit.jobs.toys import MEET, TooManyWordsError, Words
 from trtkit.builder.jobs import BUILD_STAGE, DIGEST, Digests
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import SourceError, TrtkitError
-from trtkit.jobs.events import Phase
+from trtkit.jobs.events import Phase, Progress, Step
 from trtkit.jobs.job import Job
 from trtkit.jobs.runner import ChildRunner, InlineRunner, Runner, inline_jobs, new_runner
 from trtkit.sources.digest import SourceFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from trtkit.jobs.events import Event
 
@@ -80,3 +81,55 @@ def test_the_child_that_builds_imports_nothing_heavy() -> None:
     check = f"import sys, {modules}; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert not {"pydantic", "numpy", "onnx", "torch"} & set(ran.stdout.split())
+
+
+@pytest.fixture
+def toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let children import the jobs of these tests."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+
+
+@pytest.mark.usefixtures("toys")
+def test_jobs_run_side_by_side_and_answer_in_order(tmp_path: Path) -> None:
+    events: list[Event] = []
+    requests = [Words(("a", "b"), tmp_path), Words(("b", "a"), tmp_path), Words(("c", "a"), tmp_path)]
+    answers = ChildRunner(events.append).run_all(MEET, requests, 2, "words")
+    assert [answer.words for answer in answers] == [("a",), ("b",), ("c",)]
+    assert sorted(event.name for event in events if isinstance(event, Step)) == ["a", "b", "c"]
+    assert [event.done for event in events if isinstance(event, Progress)] == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("toys")
+@BOTH
+def test_one_at_a_time_is_one_after_another(kind: Callable[..., Runner], tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    requests = [Words(("b", "a"), tmp_path), Words(("c", "b"), tmp_path)]
+    assert [answer.words for answer in kind().run_all(MEET, requests, 1, "words")] == [("b",), ("c",)]
+
+
+@pytest.mark.usefixtures("toys")
+@pytest.mark.parametrize(
+    ("then", "error", "message"),
+    [("refuse", TooManyWordsError, "a refuses"), ("die", SourceError, "died with SIGABRT")],
+)
+def test_a_jobs_error_ends_the_others(then: str, error: type[TrtkitError], message: str, tmp_path: Path) -> None:
+    """One of the others runs, and would for ever; another has not begun."""
+    (tmp_path / "b").touch()
+    requests = [Words(("a", "b", then), tmp_path), Words(("c", "nobody"), tmp_path), Words(("d", "a"), tmp_path)]
+    with pytest.raises(error, match=message):
+        ChildRunner().run_all(MEET, requests, 2, "words")
+    running = (tmp_path / "c").read_text() if (tmp_path / "c").is_file() else ""
+    assert not running or not Path(f"/proc/{running}").exists()
+
+
+@pytest.mark.usefixtures("toys")
+def test_an_interrupt_ends_all_jobs(tmp_path: Path) -> None:
+    def interrupt(event: Event) -> None:
+        if isinstance(event, Progress) and event.done == 1:
+            raise KeyboardInterrupt
+
+    (tmp_path / "a").touch()
+    requests = [Words(("b", "a"), tmp_path), Words(("c", "nobody"), tmp_path)]
+    with pytest.raises(KeyboardInterrupt):
+        ChildRunner(interrupt).run_all(MEET, requests, 2, "words")
+    assert not (tmp_path / "c").is_file() or not Path(f"/proc/{(tmp_path / 'c').read_text()}").exists()
