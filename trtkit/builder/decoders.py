@@ -213,10 +213,10 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
     check_grid(spec, grid, opened.where)
     if options.lora is not None and grid.pipeline > 1:
         check_stages(spec, options.lora, grid)
-    if options.kv == "paged" and not rank_spec(spec, grid, 0).attentions:
-        what = f"`llm.kv: paged` needs a layer with attention in the first of {grid.pipeline} pipeline stages"
-        first = next(index for index, layer in enumerate(spec.layers) if layer.mixer in spec.attentions)
-        fix = f"use fewer stages, so that the first one has layer {first}, or `llm.kv: linear`"
+    if options.kv == "paged" and not rank_spec(spec, grid, grid.engine_of(0)).attentions:
+        what = f"`llm.kv: paged` needs a layer with attention in the last of {grid.pipeline} pipeline stages"
+        last = max(index for index, layer in enumerate(spec.layers) if layer.mixer in spec.attentions)
+        fix = f"use fewer stages, so that the last one has layer {last}, or `llm.kv: linear`"
         raise ConfigError(f"the config does not fit {opened.where}", [Problem(what, "llm.kv", fix)])
     return spec
 

@@ -55,6 +55,10 @@ class Grid:
     def stage(self, rank: int) -> Share:
         return Share(rank // self.stage_ranks, self.pipeline)
 
+    def engine_of(self, process: int) -> int:
+        """Return the rank whose engine a running process has. Process 0, which samples, is in the last stage."""
+        return (process - self.stage_ranks) % self.ranks
+
     def stage_members(self, rank: int) -> range:
         first = rank - rank % self.stage_ranks
         return range(first, first + self.stage_ranks)

@@ -178,7 +178,7 @@ def test_memory_of_host_and_device_does_not_mix(gpu: Simulated, residency: Resid
 
 
 def test_a_kernel_takes_no_memory_of_the_hosts(gpu: Simulated, residency: Residency) -> None:
-    """As when logits come from another stage of a pipeline, through the host."""
+    """So logits have to be on the device that draws."""
     numbers = gpu.device.stream().empty((2, 9), torch.float64)
     with residency, pytest.raises(SimulatedError, match=r"cannot be accessed from Triton \(cpu tensor\?\)"):
         kernel.sample(torch.zeros(2, 8), numbers)

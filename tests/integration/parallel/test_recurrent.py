@@ -1,8 +1,9 @@
-"""Ranks as processes keep recurrent states as one rank does; a pipeline's last stage has no attention."""
+"""Ranks as processes keep recurrent states as one rank does; a pipeline's first stage has no attention."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,8 +28,10 @@ SIZES = {"max_batch_size": 4, "max_sequence_length": 64, "max_prefill_length": 1
 
 
 def opened(folder: Path, grid: dict[str, int] | None, **options: object) -> DecoderExecution:
-    """Return the family's model on a grid."""
-    config = config_of(case_of("lfm2"), folder, **SIZES, **options)
+    """Return the family's model on a grid, with attention in its third layer only."""
+    case = case_of("lfm2")
+    case = replace(case, config=case.config | {"full_attn_idxs": [2]})
+    config = config_of(case, folder, **SIZES, **options)
     config = config.model_copy(update={"parallel": ParallelOptions(**grid) if grid else None})
     return open_execution(build_bundle(config, folder / "bundle", new_runner(), use_cache=False).bundle, "reference")
 
@@ -81,8 +84,8 @@ def test_ranks_answer_as_one_does(
         execution.close()
 
 
-def test_pages_need_attention_in_the_first_stage(tmp_path: Path) -> None:
+def test_pages_need_attention_in_the_last_stage(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         opened(tmp_path, {"pipeline": 4}, kv="paged")
-    assert "`llm.kv: paged` needs a layer with attention in the first of 4 pipeline stages" in str(caught.value)
-    assert "use fewer stages, so that the first one has layer 1, or `llm.kv: linear`" in str(caught.value)
+    assert "`llm.kv: paged` needs a layer with attention in the last of 4 pipeline stages" in str(caught.value)
+    assert "use fewer stages, so that the last one has layer 2, or `llm.kv: linear`" in str(caught.value)

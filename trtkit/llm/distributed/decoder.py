@@ -32,8 +32,6 @@ class RankFacts:
     row_tokens: see PackedCalls; 1 if its network is not packed.
     """
 
-    vocab_size: int
-    has_all_logits: bool
     description: str
     arrays: tuple[CacheArray, ...]
     row_tokens: int
@@ -49,15 +47,13 @@ class DistributedDecoder:
     speculator = next_hidden = None
 
     def __init__(self, group: RankGroup, runner: StageRunner, facts: Sequence[RankFacts]) -> None:
-        local, last = runner.execution, facts[-1]
+        local = runner.execution
         self._group, self._runner = group, runner
         self._writer = CallWriter()
         self.slots, self.max_length, self.max_prefill_length = local.slots, local.max_length, local.max_prefill_length
         self._row_tokens = min(rank_facts.row_tokens for rank_facts in facts)
-        self.vocab_size, self.has_all_logits = last.vocab_size, last.has_all_logits
+        self.vocab_size, self.has_all_logits = local.vocab_size, local.has_all_logits
         self.tokens, self.calls = local.tokens, local.calls
-        if runner.is_pipeline:  # the last stage sends logits through the host, where they are sampled
-            self.tokens = local.tokens.cpu()
         self.cache = GroupCache(local.cache, [rank_facts.arrays for rank_facts in facts], group.channel, self._run)
         self.adapters = None if local.adapters is None else GroupAdapters(local.adapters, self._run)
         self.description = f"{local.description}, {len(facts)} ranks"
@@ -103,8 +99,7 @@ class DistributedDecoder:
         with self._group.guarded():
             self._group.channel.tell(self._writer.packed(packed))
             logits = self._runner.forward_packed(packed)
-            if logits is None:
-                logits = self._runner.receive_logits((len(packed.logit_index), self.vocab_size))
+        assert logits is not None  # rank 0 is in the last stage
         if draw is not None:
             draw(logits, to_device(packed.decode.slots, logits.device))
         return logits
@@ -148,15 +143,12 @@ class DistributedDecoder:
         self._end()
 
     def _logits(self, name: MessageName, call: Call, run: Callable[[Call], torch.Tensor | None]) -> torch.Tensor:
-        """Run a call on every rank; return its logits, from the last stage if rank 0 is not in it."""
-        rows, size = call.ids.shape
+        """Run a call on every rank; return its logits."""
         call = self.cache.prepare(call)
         with self._group.guarded():
             self._group.channel.tell(self._writer.message(name, call))
             logits = run(call)
-            if logits is None:
-                tokens = (rows, size) if self.has_all_logits else (rows,)
-                logits = self._runner.receive_logits((*tokens, self.vocab_size))
+        assert logits is not None
         return logits
 
     def _run(self, message: Message, work: Callable[[], None]) -> None:

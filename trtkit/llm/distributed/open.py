@@ -75,14 +75,12 @@ def _runner(bundle: Bundle, options: OpenOptions, group: RankGroup) -> tuple[Sta
         members = None
         if grid.stage_ranks > 1:
             members = GlooRank(world.group("stage", grid.stage_members(world.rank)), JOIN_TIMEOUT_S)
-        execution = open_rank(bundle, options, Peers(world.rank, world.local_rank, members))
+        execution = open_rank(bundle, options, Peers(grid.engine_of(world.rank), world.local_rank, members))
         group.abort = execution.abort
         if world.rank:
             execution.cache.follow()
         arrays, row_tokens = execution.cache.form(1).arrays, execution.packed.row_tokens if execution.packed else 1
-        rank_facts = RankFacts(
-            execution.vocab_size, execution.has_all_logits, execution.description, arrays, row_tokens
-        )
+        rank_facts = RankFacts(execution.description, arrays, row_tokens)
         group.post("facts", json.dumps(to_json(rank_facts)))
         facts = [from_json(RankFacts, json.loads(text)) for text in group.collect("facts")]
     group.settle()

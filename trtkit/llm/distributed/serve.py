@@ -13,8 +13,6 @@ from trtkit.llm.distributed.cache import blocks_part, load_blocks_part, load_par
 from trtkit.llm.distributed.messages import CallReader
 
 if TYPE_CHECKING:
-    import torch
-
     from trtkit.llm.distributed.group import RankGroup
     from trtkit.llm.distributed.messages import Message
     from trtkit.llm.distributed.stage import StageRunner
@@ -53,10 +51,12 @@ class _Server:
         """Carry out this rank's share of a message."""
         execution = self._runner.execution
         match message.name:
-            case "forward" | "check":
-                self._run(message)
+            case "forward":
+                self._runner.forward(self._reader.call(message))
+            case "check":
+                self._runner.check(self._reader.call(message))
             case "packed":
-                self._send_logits(self._runner.forward_packed(self._reader.packed(message)))
+                self._runner.forward_packed(self._reader.packed(message))
             case "time":
                 execution.layer_seconds(self._reader.call(message))
             case "carry_out" | "move" | "mark" | "rewind" | "table":
@@ -103,11 +103,3 @@ class _Server:
         else:
             part = blocks_part(self._blocks, message.numbers("places"))
             self._group.channel.finish([self._group.channel.send(0, part)])
-
-    def _run(self, message: Message) -> None:
-        run = self._runner.check if message.name == "check" else self._runner.forward
-        self._send_logits(run(self._reader.call(message)))
-
-    def _send_logits(self, logits: torch.Tensor | None) -> None:
-        if logits is not None and self._runner.is_pipeline:
-            self._runner.send_logits(logits)

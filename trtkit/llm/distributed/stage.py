@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 COMPARE_EVERY = 64
 """Number of calls between two comparisons of the ranks' greedy choices."""
-_TICK, _LOGITS = 1, 2  # tags; hidden states have tag 0
+_TICK = 1  # tag of the pipeline's clock; hidden states have tag 0
 
 
 @dataclass
@@ -48,9 +48,10 @@ class PipelineSteps:
 
 @dataclass(frozen=True, eq=False)
 class GridPosition:
-    """A rank's position in the grid. members: its stage's ranks, to compare logits; None if there is only one.
+    """A process's position in the grid; see `Grid.engine_of`.
 
-    parts: number of parts per call; None for automatic.
+    members: its stage's processes, to compare logits; None if there is only one. parts: number of parts per call; None
+    for automatic.
     """
 
     rank: int
@@ -61,12 +62,16 @@ class GridPosition:
     @property
     def stage(self) -> int:
         """Index of the pipeline stage."""
-        return self.rank // self.grid.stage_ranks
+        return self.grid.stage(self.grid.engine_of(self.rank)).index
 
     @property
     def is_last(self) -> bool:
         """Whether the stage outputs logits."""
         return self.stage == self.grid.pipeline - 1
+
+    def neighbor(self, stages: int) -> int:
+        """Return the process with the same share of the layers that many stages later."""
+        return (self.rank + stages * self.grid.stage_ranks) % self.grid.ranks
 
 
 class StageRunner:
@@ -101,21 +106,6 @@ class StageRunner:
         logits = self._run(call)
         if logits is not None and self._place.members is not None:
             check_values(logits, self._place.members, self._first_rank)
-        return logits
-
-    def send_logits(self, logits: torch.Tensor) -> None:
-        """Send rank 0 the logits and the pipeline's clock."""
-        if self._place.rank == self._first_rank:
-            sends = [self._channel.send(0, torch.tensor([self.steps.total]), _TICK)]
-            if logits.numel():  # a call that completes no prompt may have none
-                sends.append(self._channel.send(0, logits.cpu().contiguous(), _LOGITS))
-            self._channel.finish(sends)
-
-    def receive_logits(self, shape: Sequence[int]) -> torch.Tensor:
-        """Return the logits that the last stage sends to rank 0."""
-        last = self._place.grid.ranks - self._place.grid.stage_ranks
-        logits = self._channel.receive(last, shape, torch.float32, _LOGITS)
-        self.steps.total = int(self._channel.receive(last, (1,), torch.int64, _TICK))
         return logits
 
     @property
@@ -170,7 +160,7 @@ class StageRunner:
         spec = self.execution.hidden
         if spec is None:
             return part, tick
-        source = self._place.rank - self._place.grid.stage_ranks
+        source = self._place.neighbor(-1)
         shape = (*part.token_shape, spec.shape[-1])
         hidden = self._channel.receive(source, shape, getattr(torch, DTYPES[spec.dtype].torch))
         sent = int(self._channel.receive(source, (1,), torch.int64, _TICK))
@@ -178,7 +168,7 @@ class StageRunner:
 
     def _send_hidden(self, output: torch.Tensor, tick: int) -> list[Work]:
         """Start sending the next stage a copy of the hidden states, whose memory the next part will overwrite."""
-        target = self._place.rank + self._place.grid.stage_ranks
+        target = self._place.neighbor(1)
         state = output.to("cpu", copy=True).contiguous()
         return [self._channel.send(target, state), self._channel.send(target, torch.tensor([tick]), _TICK)]
 
