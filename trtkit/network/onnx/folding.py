@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,9 @@ _ATTEMPTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fused nodes", {"skip_optimizations": ["graph_fusion"]}),
     ("large constants and fused nodes", {"size_threshold": 64 * 1024, "skip_optimizations": ["graph_fusion"]}),
 )
+# onnxslim compares each small constant with all others of its shape. Beyond this many, which takes about a second, it
+# does not merge equal ones, which only makes files smaller.
+_MOST_OF_ONE_SHAPE = 400
 # ONNX's light models have no weights but nodes that generate them: these may grow.
 _MOST_GROWTH, _FREE_GROWTH_BYTES = 1.25, 128 * 2**20
 # Folding is exact except for convolutions that absorb their scale; this covers many such layers in fp16.
@@ -97,14 +101,21 @@ def _slimmed(model: onnx.ModelProto, options: Mapping[str, Any]) -> tuple[onnx.M
 
     copy = type(model)()
     copy.CopyFrom(model)
+    skipped = [*options.get("skip_optimizations", ()), *(["weight_tying"] if _has_many_of_a_shape(model) else [])]
     try:
         with _quiet():
-            slim = onnxslim.slim(copy, **options)
+            slim = onnxslim.slim(copy, **{**options, "skip_optimizations": skipped})
     except Exception as error:
         return model, f"onnxslim failed with {type(error).__name__}: {error}"
     if _borders(model) != _borders(slim):
         return model, "onnxslim would have changed the model's inputs or outputs"
     return slim, ""
+
+
+def _has_many_of_a_shape(model: onnx.ModelProto) -> bool:
+    attributes = (attribute for node in model.graph.node if node.op_type == "Constant" for attribute in node.attribute)
+    constants = [*model.graph.initializer, *(attribute.t for attribute in attributes)]
+    return max(Counter(tuple(constant.dims) for constant in constants).values(), default=0) > _MOST_OF_ONE_SHAPE
 
 
 def unify_dimensions(original: onnx.ModelProto, slim: onnx.ModelProto) -> None:

@@ -152,3 +152,16 @@ def test_a_dimension_that_two_inputs_share_has_the_first_inputs_name_in_every_pr
         words, env={**os.environ, "PYTHONHASHSEED": str(seed)}, capture_output=True, text=True, check=True
     )
     assert ran.stdout.strip() == "['unk__330', 'unk__330'] {'unk__331': 'unk__330'}"
+
+
+@pytest.mark.parametrize(("count", "kept"), [(10, 1), (450, 450)])
+def test_equal_constants_are_merged_unless_too_many_have_their_shape(count: int, kept: int) -> None:
+    nodes = [
+        helper.make_node("Mul" if index % 2 else "Add", [f"x{index}", f"c{index}"], [f"x{index + 1}"], name=f"n{index}")
+        for index in range(count)
+    ]
+    constants = [models.constant(f"c{index}", [0.5, 2.0]) for index in range(count)]
+    model = models.model(nodes, [models.tensor("x0", 2)], [models.tensor(f"x{count}", 2)], constants)
+    slim, detail = fold_constants(model, run_sample(model, {"x0": (2,)}))
+    assert detail == f"{count} -> {count} nodes"
+    assert len(slim.graph.initializer) == kept
