@@ -10,10 +10,11 @@ from typing import cast
 from trtkit.extras import missing_package
 from trtkit.files import write_output
 
-# Drawn in a frame of its own, so that neither the page's style nor its scripts meet the notebook's.
+# Drawn in a frame of its own, so that neither the page's style nor its scripts meet the notebook's. Browsers ignore what
+# is inside; viewers that remove frames, of saved notebooks that they do not trust, keep it: the result as text.
 _FRAME = (
-    '<iframe srcdoc="{}" style=\'width:100%;height:480px;border:0\' onload="this.style.height='
-    "Math.min(this.contentDocument.documentElement.scrollHeight+8,760)+'px'\"></iframe>"
+    '<iframe srcdoc="{page}" style=\'width:100%;height:480px;border:0\' onload="this.style.height='
+    "Math.min(this.contentDocument.documentElement.scrollHeight+8,760)+'px'\"><pre>{text}</pre></iframe>"
 )
 
 
@@ -40,6 +41,6 @@ class HasPage:
     def _repr_html_(self) -> str | None:
         """Return the page in a frame; None, for text, without the packages that draw it."""
         try:
-            return _FRAME.format(html.escape(self._page()))
+            return _FRAME.format(page=html.escape(self._page()), text=html.escape(str(self)))
         except ImportError:
             return None
