@@ -10,8 +10,8 @@ from typing import cast
 from trtkit.extras import missing_package
 from trtkit.files import write_output
 
-# Drawn in a frame of its own, so that neither the page's style nor its scripts meet the notebook's. Browsers ignore what
-# is inside; viewers that remove frames, of saved notebooks that they do not trust, keep it: the result as text.
+# Drawn in a frame of its own, so that neither the page's style nor its scripts meet the notebook's. Browsers ignore the
+# text inside; viewers that remove frames, because they do not trust a saved notebook, show it.
 _FRAME = (
     '<iframe srcdoc="{page}" style=\'width:100%;height:480px;border:0\' onload="this.style.height='
     "Math.min(this.contentDocument.documentElement.scrollHeight+8,760)+'px'\"><pre>{text}</pre></iframe>"
