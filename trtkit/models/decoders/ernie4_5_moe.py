@@ -1,4 +1,4 @@
-"""ERNIE 4.5's mixtures: a bias that only chooses experts, shared experts, some dense layers."""
+"""ERNIE 4.5 mixtures: routing with a selection bias, shared experts, some dense layers."""
 
 from dataclasses import replace
 

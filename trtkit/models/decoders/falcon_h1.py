@@ -1,4 +1,4 @@
-"""Falcon-H1: attention and Mamba-2 side by side in every layer."""
+"""Falcon-H1: attention and Mamba-2 in parallel in every layer."""
 
 from dataclasses import replace
 
@@ -26,8 +26,8 @@ NAMES = llama_names({"final_norm": "model.final_layernorm"}, {**BAMBA_MLP_NAMES,
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes. Scores grow as keys do, so their scale has `key_multiplier`."""
-    config.get("num_logits_to_keep")  # of transformers' own generation
+    """Return the model that a config describes. `key_multiplier` becomes part of the scores' scale."""
+    config.get("num_logits_to_keep")  # an option of transformers' generation
     attention, grown = biased_attention_part(config), factor(config, "key_multiplier")
     attention = replace(attention, scale=attention.scale * grown, key_factor=grown)
     gate, down = factor_list(config, "mlp_multipliers", 2)
@@ -44,7 +44,7 @@ def spec(config: HfConfig) -> DecoderSpec:
 
 
 def _mamba(config: HfConfig) -> MambaSpec:
-    """Return a Mamba-2 layer whose width, factors and norm the config states."""
+    """Return the Mamba-2 layer, with the config's width, factors and norm."""
     mamba = mamba_part(config, width=config.get("mamba_d_ssm"))
     has_output_bias, has_norm = bool(config.get("projectors_bias", False)), bool(config.get("mamba_rms_norm", False))
     is_normed_first = bool(config.get("mamba_norm_before_gate", True))

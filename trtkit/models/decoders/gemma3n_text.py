@@ -1,4 +1,4 @@
-"""Gemma 3n, text: several hidden states, layers' own vectors, shared caches."""
+"""Gemma 3n, text: several hidden states per token (AltUp), per-layer embeddings, shared caches."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    config.get("altup_coef_clip")  # of training
+    config.get("altup_coef_clip")  # for training
     norm, layers = rms_norm_part(config), layers_of(config)
     names = llama_names({**OUTSIDE, **STREAMS}, {**INSIDE, **NAMES})
     model = decoder_part(config, layers, norm, names)

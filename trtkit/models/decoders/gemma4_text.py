@@ -1,4 +1,4 @@
-"""Gemma 4, text: two head sizes, shared caches, layers' own vectors."""
+"""Gemma 4, text: two head sizes, shared caches, per-layer embeddings, optional experts."""
 
 from dataclasses import replace
 
@@ -30,8 +30,8 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes. Raises SourceError for one that looks ahead."""
-    config.refuse("use_bidirectional_attention", "vision")  # of images only
+    """Return the model that a config describes. Raises SourceError for bidirectional attention to text."""
+    config.refuse("use_bidirectional_attention", "vision")  # applies to images only
     norm, mlp, layers = rms_norm_part(config), gemma_mlp_part(config), attentions(config)
     factor = 2 if config.get("use_double_wide_mlp", False) else 1
     wide = replace(mlp, intermediate_size=mlp.intermediate_size * factor)

@@ -1,4 +1,4 @@
-"""Ministral 3: Mistral whose queries grow with the logarithm of their position."""
+"""Ministral 3: Mistral with queries scaled by the logarithm of their position."""
 
 from dataclasses import replace
 

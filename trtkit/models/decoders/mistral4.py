@@ -1,4 +1,4 @@
-"""Mistral Small 4: latent attention whose queries grow with their position, experts."""
+"""Mistral Small 4: latent attention with queries scaled by position, experts."""
 
 from dataclasses import replace
 
