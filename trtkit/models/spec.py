@@ -36,7 +36,7 @@ class LayerSpec:
     """One layer's parts.
 
     mixer: attention or a recurrence; None, like a feed-forward part of None, if the layer lacks it and its norms.
-    cross: cross-attention to an encoder, if there is one. beside: a recurrent mixer next to attention, if there is one.
+    cross: cross-attention to an encoder, if there is one. alongside: a recurrent mixer next to attention, if any.
     """
 
     mixer: AttentionSpec | RecurrentSpec | None

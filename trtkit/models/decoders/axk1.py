@@ -32,7 +32,7 @@ NORM = "mlp.post_mlp_layernorm"
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes. Checkpoints hold that norm for dense layers, too: it is unused there."""
+    """Return the model that a config describes. Checkpoints hold a norm for dense layers, too, which is unused."""
     config.need("q_lora_rank")
     norm, is_interleaved = rms_norm_part(config), bool(config.get("rope_interleave", True))
     attention = latent_attention_part(config, latent_rope(config, is_interleaved=is_interleaved))

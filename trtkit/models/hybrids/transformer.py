@@ -15,7 +15,7 @@ Sizes = tuple[int, int]
 
 @dataclass(frozen=True)
 class TransformerLayerSpec:
-    """A layer: self-attention, cross-attention in decoders, MLP; a norm after each. Positions enter queries and keys."""
+    """A layer: self-attention, cross-attention in decoders, MLP; a norm after each. Positions join queries and keys."""
 
     hidden_size: int
     attention: AttentionSpec

@@ -59,7 +59,7 @@ class VisionSpec:
     tokens_per_image: per image or tile; 0 if it depends on the image's size.
     window_size: side of attention windows, in tokens; 0 if there are none.
     position_side: side of the square grid of learned positions, interpolated to an image's patches; 0 if there is none.
-    frame: tokens before and after an image; in a prompt, the first one alone stands for the image.
+    frame: tokens before and after an image; a prompt contains only the first.
     """
 
     model_type: str
