@@ -108,8 +108,8 @@ class HybridSpec:
     unused: regular expressions of checkpoint names that no part needs.
     has_unordered_rows: rounding may permute the rows (axis 1) of all outputs, as when they are the best proposals.
         verify pairs rows before it compares them.
-    ranked: outputs sorted by score, such as labels and boxes. Lower precision swaps near ties, so verify compares them in
-        plain fp32 only; it always compares the scores, and the tensors that are ranked.
+    ranked: outputs sorted by score, such as labels and boxes. Lower precision swaps near ties, so verify compares them
+        in plain fp32 only; it always compares the scores, and the tensors that are ranked.
     ranges: (min, opt, max) of symbols that profiles may omit; the model takes no more than the maximum.
     """
 
