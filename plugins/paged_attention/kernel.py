@@ -51,7 +51,7 @@ def _sum(a, b):
 def _real(x, like, CODE: tl.constexpr):
     """Return keys or values in the type of `like`, which represents every code exactly; fp8 comes as bits."""
     if CODE == "fp8":
-        # fp16 has 7 more mantissa bits than e4m3, and an exponent bias larger by 8: shifted bits are 2^8 times too small.
+        # fp16 has 7 more mantissa bits than e4m3 and an exponent bias 8 larger: shifted bits are 2^8 times too small.
         bits, size = x.to(tl.uint16), x.to(tl.uint16) & 0x7F
         half = (((bits & 0x80) << 8) | (size << 7)).to(tl.float16, bitcast=True) * 256.0
         x = tl.where(size == 0x7F, float("nan"), half)

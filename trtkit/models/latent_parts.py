@@ -21,8 +21,7 @@ _EPS = 1e-6
 
 
 def latent_rope(config: HfConfig, *, is_interleaved: bool) -> RopeSpec:
-    """Return the rotary embedding of the `qk_rope_head_dim` rotated elements. Raises SourceError if it is odd.
-"""
+    """Return the rotary embedding of the `qk_rope_head_dim` rotated elements. Raises SourceError if it is odd."""
     rope_dim = int(config.need("qk_rope_head_dim"))
     if rope_dim % 2:
         raise SourceError(f"`qk_rope_head_dim` is {rope_dim}; expected an even number", config.where)

@@ -52,13 +52,13 @@ class TextHead:
 class TextEncoderSpec:
     """A text encoder.
 
-attention: of each layer; a sliding window is the number of tokens on each side.
-max_tokens: per text. num_token_types: rows of the token type table; 0: there is none.
-num_positions: rows of the position table; 0: there is a rotary embedding instead.
-pad_token_id: positions skip tokens with this id and start at the id after it (RoBERTa); None: positions start at 0.
-is_post_norm: norms follow the residual sums (BERT); otherwise they precede each part, except the first layer's
-    attention, and a final norm follows the last layer.
-head: None to output hidden states only.
+    attention: of each layer; a sliding window is the number of tokens on each side.
+    max_tokens: per text. num_token_types: rows of the token type table; 0: there is none.
+    num_positions: rows of the position table; 0: there is a rotary embedding instead.
+    pad_token_id: positions skip tokens with this id and start at the id after it (RoBERTa); None: positions start at 0.
+    is_post_norm: norms follow the residual sums (BERT); otherwise they precede each part, except the first layer's
+        attention, and a final norm follows the last layer.
+    head: None to output hidden states only.
     """
 
     vocab_size: int
