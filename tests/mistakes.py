@@ -1,4 +1,4 @@
-"""Write docs/mistakes.md: common mistakes and what trtkit answers. `python -m tests.mistakes`."""
+"""Writes docs/mistakes.md: common mistakes and trtkit's errors. `python -m tests.mistakes`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ What trtkit answers to {count} mistakes that newcomers make, word for word. Writ
 makes each of them; a test compares. [Troubleshooting](troubleshooting.md) has the errors that need more than their own
 words.
 """
-# By subject: what a newcomer did, and the command.
+# By subject: the mistake, and its command.
 MISTAKES: dict[str, dict[str, str]] = {
     "Commands and options": {
         "A typo in a command": "trtkit biuld classifier.onnx",
@@ -106,7 +106,7 @@ _TEXTS = {
 
 
 def prepare(folder: Path) -> None:
-    """Write the files that the mistakes are about, and build their bundles."""
+    """Write the files that the mistakes use, and build their bundles."""
     for name, text in _TEXTS.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
@@ -127,7 +127,7 @@ def prepare(folder: Path) -> None:
 
 
 def run(command: str) -> tuple[int, str]:
-    """Run a command line in this process. Returns its exit code and what it printed."""
+    """Run a command line in this process. Returns its exit code and output."""
     shown, code = io.StringIO(), 0
     with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
         try:
@@ -157,7 +157,7 @@ def make(command: str, folder: Path) -> str:
 
 @contextlib.contextmanager
 def workshop(folder: Path) -> Iterator[None]:
-    """Work in a folder with the files that the mistakes are about, without a hub, colours or processes."""
+    """Change to a folder with the mistakes' files, without hub access, colours or child processes."""
     changes = {"TRTKIT_CACHE_DIR": str(folder / ".cache"), "HF_HUB_CACHE": str(folder / ".hub"), "NO_COLOR": "1"}
     changes |= {"HF_ENDPOINT": "http://127.0.0.1:9", "COLUMNS": "100"}
     with pytest.MonkeyPatch.context() as patch, inline_jobs():

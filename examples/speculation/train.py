@@ -60,7 +60,7 @@ def read(model: Any, windows: Tensor, layers: tuple[int, ...]) -> Tensor:
 
 
 def losses(head: Head, tokens: Tensor, states: Tensor, guesses: int) -> tuple[Tensor, Tensor]:
-    """Return each guess's cross-entropy with the model's next-token distribution, and how often both prefer the same one.
+    """Return each guess's cross-entropy with the model's next-token distribution, and how often both agree.
 
     tokens: [B, S]. states: [B, S, 4 D].
     """
