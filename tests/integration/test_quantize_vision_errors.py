@@ -1,4 +1,4 @@
-"""What cannot be quantized is refused with what, where and a way out; nothing is left behind."""
+"""Models that cannot be quantized are refused with a reason and a fix; no files are left behind."""
 
 from __future__ import annotations
 

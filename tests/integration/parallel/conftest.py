@@ -1,4 +1,4 @@
-"""One tiny model on several grids."""
+"""One tiny model on several grids of ranks."""
 
 from __future__ import annotations
 
