@@ -28,9 +28,8 @@ PAGE = DOCS / "mistakes.md"
 _HEAD = """\
 # Common mistakes
 
-What trtkit answers to {count} mistakes that newcomers make, word for word. Written by `python -m tests.mistakes`, which
-makes each of them; a test compares. [Troubleshooting](troubleshooting.md) has the errors that need more than their own
-words.
+trtkit's errors for {count} mistakes that newcomers make. `python -m tests.mistakes` makes each of them and writes this
+page; a test keeps it current. [Troubleshooting](troubleshooting.md) has the errors that need more explanation.
 """
 # By subject: the mistake, and its command.
 MISTAKES: dict[str, dict[str, str]] = {
@@ -44,13 +43,13 @@ MISTAKES: dict[str, dict[str, str]] = {
     },
     "Models": {
         "A file that does not exist": "trtkit build clasifier.onnx",
-        "A shipped config, nearly": "trtkit build efficientnet",
-        "A model of the hub, which cannot be reached": "trtkit build Qwen/Qwen3-0.6B --yes",
+        "A misspelled config name": "trtkit build efficientnet",
+        "A hub model, without access to the hub": "trtkit build Qwen/Qwen3-0.6B --yes",
         "A web page saved as a model": "trtkit build page.onnx",
         "A download that was cut off": "trtkit build half.onnx",
-        "An operator that only its author has": "trtkit build unsupported.onnx",
+        "Operators that TensorRT lacks": "trtkit build unsupported.onnx",
         "Weights without their config": "trtkit build weights",
-        "A family that trtkit does not have": "trtkit build unknown",
+        "An unsupported model family": "trtkit build unknown",
     },
     "Configs": {
         "A typo in a key": "trtkit build typo.yaml",
@@ -66,25 +65,25 @@ MISTAKES: dict[str, dict[str, str]] = {
         "No picture": "trtkit run bundles/pictures",
         "Pictures for a model without `preprocess:`": "trtkit run bundles/classifier street.jpg",
         "A picture that does not exist": "trtkit run bundles/pictures steet.jpg",
-        "A picture that is not one": "trtkit run bundles/pictures notes.jpg",
+        "A file that is not a picture": "trtkit run bundles/pictures notes.jpg",
         "Arrays of another size": "trtkit run bundles/classifier small.npz",
         "An engine without a GPU": "trtkit run bundles/pictures street.jpg --runtime tensorrt",
-        "A conversation with a classifier": 'trtkit generate bundles/classifier "Hello"',
+        "Text generation with a classifier": 'trtkit generate bundles/classifier "Hello"',
         "A prompt longer than a slot": "trtkit generate bundles/llama-tiny --prompts long.txt",
-        "An adapter that was not planned for": 'trtkit generate bundles/llama-tiny "Hello" --lora fr=adapters/fr',
+        "A LoRA adapter for an engine built without them": 'trtkit generate bundles/llama-tiny "Hello" --lora fr=adapters/fr',
         "A bundle with a changed file": "trtkit verify bundles/damaged",
     },
     "Quantizing and planning": {
         "A method that does not exist": "trtkit quantize classifier.onnx --method int5",
         "int8 without data to calibrate on": "trtkit quantize classifier.onnx --method int8",
         "A GPU that does not exist": "trtkit plan llama-3.1-8b --gpu h1000",
-        "A published model, nearly": "trtkit plan llama3.1-8b --gpu h100",
+        "A misspelled model name": "trtkit plan llama3.1-8b --gpu h100",
     },
     "Serving": {
         "A repository without models": "trtkit serve pictures",
         "A port that another program uses": "trtkit serve bundles/llama-tiny --http-port 8000",
-        "A server that does not run": "trtkit check 127.0.0.1:8001 --bundle bundles/classifier",
-        "A benchmark of a server that does not run": "trtkit bench bundles/classifier --unverified --url http://127.0.0.1:8001",
+        "A server that is not running": "trtkit check 127.0.0.1:8001 --bundle bundles/classifier",
+        "A benchmark of a server that is not running": "trtkit bench bundles/classifier --unverified --url http://127.0.0.1:8001",
         "An option of Triton for a language model": "trtkit serve bundles/llama-tiny --grpc-port 9001",
         "A typo in an option of deploy": "trtkit deploy bundles/classifier --repository models --set instance=2",
     },
