@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig
 
-from trtkit.models.attention import AttentionSpec, LatentSpec, QueryGrowth, RelativeSpec
+from trtkit.models.attention import AttentionSpec, LatentSpec, QueryScaling, RelativeSpec
 from trtkit.models.registry import decoder_spec
 from trtkit.models.spec import LayerSpec
 from trtkit.sources.huggingface import auto_classes
@@ -38,7 +38,7 @@ _PROJECTED = {
 # What caches contain and what attention reads of them: windows, pages and trees depend on nothing else.
 CACHED = {
     (part.__name__, field.name)
-    for part in (LayerSpec, AttentionSpec, LatentSpec, RelativeSpec, QueryGrowth)
+    for part in (LayerSpec, AttentionSpec, LatentSpec, RelativeSpec, QueryScaling)
     for field in fields(part)
     if field.name not in _PROJECTED.get(part.__name__, ())
 }

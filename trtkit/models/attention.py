@@ -23,7 +23,7 @@ class NormSpec:
 
 
 @dataclass(frozen=True)
-class QueryGrowth:
+class QueryScaling:
     """Scales the query at position p by 1 + beta * log(1 + (p + first) // length) (Llama 4, Ministral 3)."""
 
     beta: float
@@ -95,7 +95,7 @@ class AttentionSpec:
     relative: learned bias by distance; None if there is none.
     rope: None if there is no rotary embedding.
     sliding_window: how many tokens a token attends to, itself included; None for all.
-    chunk: tokens attend within their own chunk of this many positions. query_growth: scales queries by position.
+    chunk: tokens attend within their own chunk of this many positions. query_scaling: scales queries by position.
     latent: all heads share one key/value head: a latent vector, which each head expands to its keys and values, and
         rope_dim rotated elements. `norm` is then that of the compressed vectors.
     is_gated: outputs are multiplied by the sigmoid of gates, which follow each head's query in `q`.
@@ -130,7 +130,7 @@ class AttentionSpec:
     rope: RopeSpec | None = None
     sliding_window: int | None = None
     chunk: int | None = None
-    query_growth: QueryGrowth | None = None
+    query_scaling: QueryScaling | None = None
     latent: LatentSpec | None = None
     is_gated: bool = False
     value_dim: int | None = None

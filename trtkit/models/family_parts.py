@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from trtkit.errors import SourceError
-from trtkit.models.attention import AttentionSpec, GateSpec, NormSpec, QueryGrowth, RopeSpec
+from trtkit.models.attention import AttentionSpec, GateSpec, NormSpec, QueryScaling, RopeSpec
 from trtkit.models.feed_forward import MlpSpec, MoeSpec, RoutingSpec
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import dense_types, mixture_part
@@ -54,9 +54,9 @@ def _rotated(config: HfConfig) -> AttentionSpec:
 
 
 def _plain(config: HfConfig) -> AttentionSpec:
-    growth = QueryGrowth(float(config.get("attn_scale", 0.1)), int(config.get("floor_scale", 8192)), first=1)
-    has_growth = bool(config.get("attn_temperature_tuning", True))
-    return replace(biased_attention_part(config), query_growth=growth if has_growth else None)
+    scaling = QueryScaling(float(config.get("attn_scale", 0.1)), int(config.get("floor_scale", 8192)), first=1)
+    has_scaling = bool(config.get("attn_temperature_tuning", True))
+    return replace(biased_attention_part(config), query_scaling=scaling if has_scaling else None)
 
 
 TRINITY_NAMES = {
@@ -105,7 +105,7 @@ def trinity_mixture(config: HfConfig) -> MoeSpec:
         int(config.get("num_experts_per_tok", 6)),
         "sigmoid",
         choice_bias_axes=1,
-        added_to_sum=1e-20,
+        sum_epsilon=1e-20,
         scale=float(config.get("route_scale", 1.0)),
     )
     expert, shared = mlp_part(config, size="moe_intermediate_size"), int(config.get("num_shared_experts", 2))

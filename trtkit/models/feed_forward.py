@@ -72,7 +72,7 @@ class RoutingSpec:
         (2). 0: no bias.
     groups: consecutive experts form this many groups, and only the `top_groups` best groups are selected from.
     group_score: a group scores as its best expert (`max`), or as the sum of its two best (`two_best`).
-    norm_topk_prob: selected scores are divided by their sum plus `added_to_sum`, or by `least_sum` if that is larger.
+    norm_topk_prob: selected scores are divided by their sum plus `sum_epsilon`, or by `min_sum` if that is larger.
     scales_inputs: weights multiply the experts' inputs instead of their outputs (Llama 4).
     softcap: of the router's logits; 0: none.
     scale: final factor of the weights. has_bias: of the router. is_fp32: the router's matrix product is in fp32.
@@ -85,8 +85,8 @@ class RoutingSpec:
     groups: int = 1
     top_groups: int = 1
     group_score: Literal["max", "two_best"] = "max"
-    least_sum: float = 0.0
-    added_to_sum: float = 0.0
+    min_sum: float = 0.0
+    sum_epsilon: float = 0.0
     scale: float = 1.0
     jitter: float = 0.0
     softcap: float = 0.0
@@ -100,9 +100,9 @@ class MoeSpec:
     """A mixture of experts. `routing` selects each token's experts.
 
     shared: an expert for all tokens, weighted by the sigmoid of a router of its own if is_shared_gated.
-    apart: norms of a mixture that reads the layer's hidden state while the shared expert reads another input (Gemma 4):
-        of the experts' input, of their sum and of the shared expert's output. The router's input is then normalized and
-        scaled, and each expert's weight has a factor.
+    separate_norm: norms of a mixture that reads the layer's hidden state while the shared expert reads another input
+        (Gemma 4): of the experts' input, of their sum and of the shared expert's output. The router's input is then
+        normalized and scaled, and each expert's weight has a factor.
     norm: of the mixture's output, the shared expert included; None if there is none.
     latent_size: experts read a projection of this size, and their sum is projected back. None: they read the hidden
         state.
@@ -114,7 +114,7 @@ class MoeSpec:
     expert: MlpSpec
     shared: MlpSpec | None = None
     is_shared_gated: bool = False
-    apart: NormSpec | None = None
+    separate_norm: NormSpec | None = None
     norm: NormSpec | None = None
     latent_size: int | None = None
     has_latent_bias: bool = False

@@ -98,7 +98,7 @@ STREAMS = {
     f"streams.{ours}.{{i}}": f"model.altup_{prefix}projections.{{i}}"
     for ours, prefix in (("in", ""), ("out", "unembed_"))
 }
-NAMES = {
+GEMMA3N_NAMES = {
     "streams.router": "altup.modality_router",
     "streams.router_norm": "altup.router_norm",
     "streams.predict": "altup.prediction_coefs",
@@ -112,7 +112,7 @@ NAMES = {
 _SPARSE_LAYERS, _SPARSITY = 10, 0.95
 
 
-def layers_of(config: HfConfig) -> tuple[LayerSpec, ...]:
+def gemma3n_layers(config: HfConfig) -> tuple[LayerSpec, ...]:
     """Return the layers of Gemma 3n. Raises SourceError for lists that do not have one entry per layer."""
     types = list(config.get("layer_types", alternating_types(config, 5)))
     norm = rms_norm_part(config)
@@ -163,7 +163,7 @@ EXPERT_NAMES = {
 """Checkpoint names of a mixture next to an MLP (Gemma 4)."""
 
 
-def attentions(config: HfConfig) -> list[AttentionSpec]:
+def gemma4_attentions(config: HfConfig) -> list[AttentionSpec]:
     """Return Gemma 4's attention of each layer. Raises SourceError for settings that transformers cannot run."""
     for name in ("rope_theta", "rope_scaling", "rope_local_base_freq"):
         config.refuse(name)
@@ -197,7 +197,7 @@ def attentions(config: HfConfig) -> list[AttentionSpec]:
     ]
 
 
-def with_experts(config: HfConfig, mlp: MlpSpec, norm: NormSpec) -> MlpSpec | MoeSpec:
+def gemma4_feed_forward(config: HfConfig, mlp: MlpSpec, norm: NormSpec) -> MlpSpec | MoeSpec:
     """Return Gemma 4's feed-forward part: an MLP, and a mixture of experts next to it if `enable_moe_block` is set."""
     count, top_k, width = (config.get(name) for name in ("num_experts", "top_k_experts", "moe_intermediate_size"))
     if not config.get("enable_moe_block", False):
@@ -206,7 +206,7 @@ def with_experts(config: HfConfig, mlp: MlpSpec, norm: NormSpec) -> MlpSpec | Mo
         if value is None:
             raise SourceError(f"`enable_moe_block` is set, and `{name}` is missing", config.where)
     expert = replace(mlp, intermediate_size=int(width))
-    return replace(mixture_part(config, int(count), RoutingSpec(int(top_k)), expert, mlp), apart=norm)
+    return replace(mixture_part(config, int(count), RoutingSpec(int(top_k)), expert, mlp), separate_norm=norm)
 
 
 def _sizes(config: HfConfig, types: list[str]) -> list[tuple[int, int]]:

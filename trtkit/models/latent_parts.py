@@ -6,7 +6,7 @@ from dataclasses import replace
 from trtkit.errors import SourceError
 from trtkit.models.attention import AttentionSpec, LatentSpec, NormSpec, RopeSpec
 from trtkit.models.hf_config import HfConfig
-from trtkit.models.rope import query_growth, rope_spec, yarn_growth
+from trtkit.models.rope import query_scaling, rope_spec, yarn_attention_factor
 
 LATENT_NAMES = {
     "attention.q_a": "self_attn.q_a_proj",
@@ -65,7 +65,7 @@ def latent_attention_part(config: HfConfig, rope: RopeSpec | None) -> AttentionS
     )
 
 
-def growing_latent_part(config: HfConfig, parameters: Mapping[str, object]) -> AttentionSpec:
+def scaled_latent_part(config: HfConfig, parameters: Mapping[str, object]) -> AttentionSpec:
     """Return latent attention with queries scaled by position. parameters: rotary ones if the config states none.
 
     Raises SourceError for a rope without scaling, which transformers cannot run.
@@ -76,7 +76,7 @@ def growing_latent_part(config: HfConfig, parameters: Mapping[str, object]) -> A
     rope = rope_spec(config, whole, **fixed, ignored=("llama_4_scaling_beta", "max_position_embeddings"))
     if rope.scaling == "default":
         raise SourceError("`rope_type` is `default`, which is not supported for this model", config.where)
-    return replace(latent_attention_part(config, rope), query_growth=query_growth(config, parameters))
+    return replace(latent_attention_part(config, rope), query_scaling=query_scaling(config, parameters))
 
 
 def _temperature(rope: RopeSpec) -> float:
@@ -84,4 +84,4 @@ def _temperature(rope: RopeSpec) -> float:
     weight, factor = (rope.parameters.get(name, 0.0) for name in ("mscale_all_dim", "factor"))
     assert isinstance(weight, int | float)
     assert isinstance(factor, int | float)
-    return yarn_growth(factor, weight) ** 2 if weight else 1.0
+    return yarn_attention_factor(factor, weight) ** 2 if weight else 1.0

@@ -51,7 +51,7 @@ def grouped_routing(config: HfConfig) -> RoutingSpec:
         groups=int(config.get("n_group", 1)),
         top_groups=int(config.get("topk_group", 1)),
         group_score="two_best",
-        added_to_sum=1e-20,
+        sum_epsilon=1e-20,
         scale=float(config.get("routed_scaling_factor", 1.0)),
         is_fp32=True,
     )

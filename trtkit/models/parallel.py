@@ -123,8 +123,9 @@ def rank_spec(spec: DecoderSpec, grid: Grid, rank: int) -> DecoderSpec:
 
 def _layer(layer: LayerSpec, grid: Grid, rank: int) -> LayerSpec:
     tensor = grid.tensor_share(rank)
-    beside = None if layer.beside is None else replace(layer.beside, mixer=layer.beside.mixer.of(tensor))
-    layer = replace(layer, mixer=_mixer(layer.mixer, tensor, grid.context_share(rank)), beside=beside)
+    parallel = layer.parallel_mixer
+    parallel = None if parallel is None else replace(parallel, mixer=parallel.mixer.of(tensor))
+    layer = replace(layer, mixer=_mixer(layer.mixer, tensor, grid.context_share(rank)), parallel_mixer=parallel)
     feed_forward = layer.feed_forward
     if not isinstance(feed_forward, MoeSpec):
         return replace(layer, feed_forward=None if feed_forward is None else _mlp(feed_forward, tensor))

@@ -189,7 +189,7 @@ class MambaSpec:
     `[z | x | b | c | dt] = in(hidden)`; x, b and c pass a depthwise convolution and an activation. Each head has its
     own x, step dt and decay; the heads of a group share b and c, of state_size elements each. A head's output plus `d`
     times its x is multiplied by silu(z), and the heads of a group are normalized together.
-    kernel: tokens that the convolution reads, the current one included. least_step: minimum of dt after its softplus.
+    kernel: tokens that the convolution reads, the current one included. min_step: minimum of dt after its softplus.
     norm: after the product with silu(z), before it, or none. factors: of the projected z, x, b, c and dt.
     share: this rank's share of heads and groups; the ranks' outputs are summed.
     Source: https://arxiv.org/abs/2405.21060.
@@ -205,7 +205,7 @@ class MambaSpec:
     has_bias: bool = False
     has_output_bias: bool = False
     has_conv_bias: bool = True
-    least_step: float = 0.0
+    min_step: float = 0.0
     norm: Literal["after_gate", "before_gate", "none"] = "after_gate"
     factors: tuple[float, ...] = (1.0,) * 5
     share: Share = WHOLE
@@ -262,10 +262,10 @@ RecurrentSpec = ConvSpec | DeltaNetSpec | MambaSpec
 
 
 @dataclass(frozen=True)
-class BesideSpec:
+class ParallelMixer:
     """A recurrent mixer next to a layer's attention: both read the same input, and their outputs are summed.
 
-    factors, attention_factors: of the mixer's, and of attention's, (input, output).
+    factors, attention_factors: of the (input, output) of the mixer, and of attention.
     """
 
     mixer: RecurrentSpec

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from trtkit.errors import SourceError
-from trtkit.models.attention import QueryGrowth, RopeSpec, Scaling
+from trtkit.models.attention import QueryScaling, RopeSpec, Scaling
 from trtkit.models.hf_config import FIX, HfConfig
 
 # Required and optional parameters of each scaling method.
@@ -129,7 +129,7 @@ def original_length(rope: RopeSpec) -> int:
     return int(length)
 
 
-def yarn_growth(factor: float, weight: float = 1.0) -> float:
+def yarn_attention_factor(factor: float, weight: float = 1.0) -> float:
     """Return YaRN's attention factor for a length factor. Source: https://arxiv.org/abs/2309.00071, section 3.4."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
@@ -145,7 +145,7 @@ def _whole(config: HfConfig, kind: str, partial: float) -> float:
     return 1.0
 
 
-def query_growth(config: HfConfig, parameters: Mapping[str, object]) -> QueryGrowth:
+def query_scaling(config: HfConfig, parameters: Mapping[str, object]) -> QueryScaling:
     """Return the scaling of queries by position, `llama_4_scaling_beta`. parameters: used if the config states none.
 
     Raises SourceError for missing parameters.
@@ -160,7 +160,7 @@ def query_growth(config: HfConfig, parameters: Mapping[str, object]) -> QueryGro
     for name, value in (("llama_4_scaling_beta", beta), ("original_max_position_embeddings", length)):
         if value is None:
             raise SourceError(f"`rope_parameters` has no `{name}`", config.where)
-    return QueryGrowth(float(beta or 0.0), int(length or 0))
+    return QueryScaling(float(beta or 0.0), int(length or 0))
 
 
 def _stated(config: HfConfig, layer_type: str | None, usual: Mapping[str, object]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from trtkit.dtypes import INT32, DType
 from trtkit.models.attention import AttentionSpec, CrossSpec, NormSpec
 from trtkit.models.feed_forward import MlpSpec, MoeSpec, PerLayerSpec, StreamsSpec
-from trtkit.models.recurrent import BesideSpec, RecurrentSpec, StateSpec
+from trtkit.models.recurrent import ParallelMixer, RecurrentSpec, StateSpec
 from trtkit.models.share import WHOLE, Share
 
 
@@ -36,13 +36,14 @@ class LayerSpec:
     """One layer's parts.
 
     mixer: attention or a recurrence; None, like a feed-forward part of None, if the layer lacks it and its norms.
-    cross: cross-attention to an encoder, if there is one. alongside: a recurrent mixer next to attention, if any.
+    cross: cross-attention to an encoder, if there is one.
+    parallel_mixer: a recurrent mixer in parallel with attention, if there is one.
     """
 
     mixer: AttentionSpec | RecurrentSpec | None
     feed_forward: MlpSpec | MoeSpec | None
     cross: CrossSpec | None = None
-    beside: BesideSpec | None = None
+    parallel_mixer: ParallelMixer | None = None
 
     @property
     def attention(self) -> AttentionSpec:
@@ -59,7 +60,7 @@ class LayerSpec:
     def recurrent(self) -> RecurrentSpec | None:
         """The layer's recurrent mixer, alone or next to attention."""
         if isinstance(self.mixer, AttentionSpec):
-            return None if self.beside is None else self.beside.mixer
+            return None if self.parallel_mixer is None else self.parallel_mixer.mixer
         return self.mixer
 
     def has_norm(self, name: str) -> bool:

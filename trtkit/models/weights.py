@@ -371,9 +371,9 @@ def _moe(path: str, moe: MoeSpec, spec: DecoderSpec) -> Iterator[_Part]:
         yield from _linear(f"{path}.latent.in", spec, (moe.latent_size, spec.hidden_size), moe.has_latent_bias)
         yield from _linear(f"{path}.latent.out", spec, (spec.hidden_size, moe.latent_size), moe.has_latent_bias)
     yield from _norm(f"{path}.norm", moe.norm, spec.hidden_size)
-    if moe.apart is not None:
+    if moe.separate_norm is not None:
         for name in ("input_norm", "output_norm", "shared_norm"):
-            yield from _norm(f"{path}.{name}", moe.apart, spec.hidden_size)
+            yield from _norm(f"{path}.{name}", moe.separate_norm, spec.hidden_size)
         yield f"{path}.router_scale", (spec.hidden_size,)
         yield f"{path}.expert_scale", (moe.num_experts,)
     if moe.shared is not None:

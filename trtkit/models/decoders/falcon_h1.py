@@ -5,7 +5,7 @@ from dataclasses import replace
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
-from trtkit.models.recurrent import BesideSpec, MambaSpec
+from trtkit.models.recurrent import MambaSpec, ParallelMixer
 from trtkit.models.recurrent_parts import BAMBA_MLP_NAMES, MAMBA_NAMES, factor, factor_list, mamba_part
 from trtkit.models.rope import rope_spec
 from trtkit.models.spec import DecoderSpec, EmbeddingSpec
@@ -37,7 +37,7 @@ def spec(config: HfConfig) -> DecoderSpec:
         (factor(config, f"{part}_in_multiplier"), factor(config, f"{part}_out_multiplier"))
         for part in ("ssm", "attention")
     )
-    layers = tuple(replace(layer, beside=BesideSpec(_mamba(config), ssm, attended)) for layer in layers)
+    layers = tuple(replace(layer, parallel_mixer=ParallelMixer(_mamba(config), ssm, attended)) for layer in layers)
     model = decoder_part(config, layers, rms_norm_part(config), NAMES)
     head = replace(model.head, logit_scale=factor(config, "lm_head_multiplier"))
     return replace(model, embedding=EmbeddingSpec(scale=factor(config, "embedding_multiplier")), head=head)

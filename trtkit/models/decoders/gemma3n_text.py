@@ -3,7 +3,15 @@
 from dataclasses import replace
 
 from trtkit.models.feed_forward import StreamsSpec
-from trtkit.models.gemma_parts import INSIDE, NAMES, OUTSIDE, STREAMS, layers_of, per_layer_spec, unused_weights
+from trtkit.models.gemma_parts import (
+    GEMMA3N_NAMES,
+    INSIDE,
+    OUTSIDE,
+    STREAMS,
+    gemma3n_layers,
+    per_layer_spec,
+    unused_weights,
+)
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import SANDWICH_NORMS, llama_names
 from trtkit.models.parts import decoder_part, rms_norm_part
@@ -26,8 +34,8 @@ DEFAULTS = {
 
 def spec(config: HfConfig) -> DecoderSpec:
     config.get("altup_coef_clip")  # for training
-    norm, layers = rms_norm_part(config), layers_of(config)
-    names = llama_names({**OUTSIDE, **STREAMS}, {**INSIDE, **NAMES})
+    norm, layers = rms_norm_part(config), gemma3n_layers(config)
+    names = llama_names({**OUTSIDE, **STREAMS}, {**INSIDE, **GEMMA3N_NAMES})
     model = decoder_part(config, layers, norm, names)
     streams = StreamsSpec(
         int(config.get("altup_num_inputs", 4)),

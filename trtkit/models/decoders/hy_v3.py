@@ -40,7 +40,7 @@ def spec(config: HfConfig) -> DecoderSpec:
 
 def _mixture(config: HfConfig, *, has_bias: bool) -> MoeSpec:
     scale, top_k = float(config.get("router_scaling_factor", 2.826)), int(config.need("num_experts_per_tok"))
-    routing = RoutingSpec(top_k, "sigmoid", choice_bias_axes=1, added_to_sum=1e-20, scale=scale, is_fp32=True)
+    routing = RoutingSpec(top_k, "sigmoid", choice_bias_axes=1, sum_epsilon=1e-20, scale=scale, is_fp32=True)
     expert = mlp_part(config, size="moe_intermediate_size")
     width = expert.intermediate_size * int(config.get("num_shared_experts", 1))
     shared = replace(expert, intermediate_size=width, has_bias=has_bias)

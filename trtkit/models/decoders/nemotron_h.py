@@ -41,7 +41,7 @@ def spec(config: HfConfig) -> DecoderSpec:
     least, _ = float(config.need("mamba_dt_min")), [config.get(name) for name in WITHOUT_EFFECT.split()]
     mamba, has_bias = mamba_part(config, has_own_width=True), bool(config.get("use_bias", False))
     activation = str(config.get("mamba_hidden_act", "silu"))
-    mamba = replace(mamba, activation=activation, has_bias=has_bias, has_output_bias=has_bias, least_step=least)
+    mamba = replace(mamba, activation=activation, has_bias=has_bias, has_output_bias=has_bias, min_step=least)
     parts = {
         "linear_attention": LayerSpec(mamba, None),
         "full_attention": LayerSpec(attention_part(config), None),
