@@ -70,7 +70,7 @@ MISTAKES: dict[str, dict[str, str]] = {
         "An engine without a GPU": "trtkit run bundles/pictures street.jpg --runtime tensorrt",
         "Text generation with a classifier": 'trtkit generate bundles/classifier "Hello"',
         "A prompt longer than a slot": "trtkit generate bundles/llama-tiny --prompts long.txt",
-        "A LoRA adapter for an engine built without them": 'trtkit generate bundles/llama-tiny "Hello" --lora fr=adapters/fr',
+        "A LoRA adapter for an engine without any": 'trtkit generate bundles/llama-tiny "Hello" --lora fr=adapters/fr',
         "A bundle with a changed file": "trtkit verify bundles/damaged",
     },
     "Quantizing and planning": {

@@ -135,8 +135,7 @@ def _sample(**inputs: Any) -> Any:
 BAD_ARRAYS = {
     "wrong shape": (
         {"images": np.zeros((1, 4, 8, 8), np.float32)},
-        "in.npz: `images` has shape [1, 4, 8, 8]; expected [batch, 3, height, width]\n"
-        "fix: give an array of that shape",
+        "in.npz: `images` has shape [1, 4, 8, 8]; expected [batch, 3, height, width]\nfix: give an array of that shape",
     ),
     "wrong rank": (
         {"images": np.zeros((3, 8, 8), np.float32)},
