@@ -1,8 +1,7 @@
-"""Steps that read active neurons only, without a GPU: time, memory and bytes of a step; activity of a trained model.
+"""Decode steps that read only active neurons, without a GPU: time, memory and bytes; activity of a trained model.
 
-The first part is an OPT with random weights and biases by which one neuron in fifteen is active, in fp32 and in one
-thread; each bundle runs in a process of its own. The second is
-examples/distillation/sparse.py, with and without its penalty.
+The first part is an OPT with random weights, whose biases keep one neuron in fifteen active, in fp32 and on one thread;
+each bundle runs in its own process. The second part is examples/distillation/sparse.py, with and without its penalty.
 The tables go into docs/active-neurons.md.
 """
 
@@ -71,7 +70,7 @@ def build(folder: Path) -> None:
 
 
 def child(bundle: Path, resident: int) -> Json:
-    """Return the figures of one bundle, of a process of its own."""
+    """Return the figures of one bundle, measured in a child process."""
     words = [sys.executable, "-m", "benchmarks.active_neurons", str(bundle), str(resident)]
     answer = subprocess.run(words, check=True, capture_output=True, text=True)
     figures: Json = json.loads(answer.stdout.splitlines()[-1])
@@ -80,14 +79,14 @@ def child(bundle: Path, resident: int) -> Json:
 
 
 def stepped(bundle: Path, resident: int) -> Json:
-    """Return seconds of decode steps, the process's peak memory, and what a step reads of the rows."""
+    """Return the seconds of decode steps, the process's peak memory, and the share of rows that a step reads."""
     torch.set_num_threads(1)
     how = ExecutionOptions(resident_tokens=resident or None)
     execution = open_execution(open_bundle(bundle), "auto", 1, how)
     generator = np.random.default_rng(1)
     ids = generator.integers(3, 2048, PROMPT + STEPS)
     times, one = [], np.ones(1, np.int64)
-    for position in range(PROMPT + STEPS):  # token by token: a prompt at once would read all rows
+    for position in range(PROMPT + STEPS):  # token by token: a prefill would read all rows
         call = Call(0, ids[None, position : position + 1], position * one, one)
         if position == PROMPT and execution.calls.neurons is not None:
             execution.calls.neurons.reset()
@@ -104,7 +103,7 @@ def stepped(bundle: Path, resident: int) -> Json:
 
 
 def example(penalty: int) -> Json:
-    """Train the example, keep what its text activates at most, and read the held-out text by both."""
+    """Train the example, calibrate its active blocks on the training text, and evaluate the held-out text both ways."""
     out = f"sparse-{penalty}"
     log = FOLDER / f"{out}.log"
     if not log.is_file():
@@ -147,7 +146,7 @@ def steps_table(steps: Json) -> str:
 
 
 def trained_table(trained: Json) -> str:
-    """Return what the penalty does as Markdown."""
+    """Return the penalty's effect as Markdown."""
     lines = ["| penalty | active neurons | kept, by layer | active, not kept | perplexity | of all neurons |"]
     lines.append("| --- | --: | --- | --: | --: | --: |")
     for penalty, row in trained.items():

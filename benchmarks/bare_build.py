@@ -1,4 +1,4 @@
-"""What one would write without trtkit: parse, build, write. Prints its seconds and peak memory.
+"""Builds an ONNX file without trtkit (parse, build, write), for comparison. Prints seconds and peak memory.
 
 Usage: python benchmarks/bare_build.py MODEL.onnx OUT.plan PROFILES_JSON
 """

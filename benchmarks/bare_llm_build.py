@@ -1,4 +1,4 @@
-"""What one would write around the network API: map the weights, write the network, build, stream the plan.
+"""Builds a language model with a bare script, for comparison: map weights, write the network, build, stream the plan.
 
 Usage: python -m benchmarks.bare_llm_build FOLDER PRECISION OUT.plan
 """
@@ -54,7 +54,7 @@ for new_tokens in (512, 1):
 
 
 class Writer(trt.IStreamWriter):  # type: ignore[misc, name-defined]
-    """Write what comes."""
+    """Writes a plan to a file as TensorRT streams it."""
 
     def write(self, data: bytes) -> int:
         return file.write(data)

@@ -1,7 +1,7 @@
-"""`trtkit bench` of three models beside torch, ONNX Runtime and transformers: `python -m benchmarks.bench`.
+"""`trtkit bench` of three models against torch, ONNX Runtime and transformers: `python -m benchmarks.bench`.
 
-Writes benchmarks/results/bench/ and the table of docs/benchmarking.md. `--prepare` builds and verifies only, so that
-figures can be taken on a machine that is left alone.
+Writes benchmarks/results/bench/ and the table in docs/benchmarking.md. `--prepare` only builds and verifies, so that
+measuring can follow on a quiet machine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LOAD = ("--input-len", "64", "--output-len", "16", "--requests", "4", "--rounds
 
 @dataclass(frozen=True)
 class Case:
-    """A model and how it is measured. metrics: those of the table, by the report's names."""
+    """A model and how it is measured. metrics: the table's, by their names in the report."""
 
     name: str
     config: str
@@ -61,7 +61,7 @@ CASES = (
 
 
 def main() -> None:
-    """Build and verify what is not yet, measure, and write the results and the table."""
+    """Build and verify missing bundles, measure, and write the results and the table."""
     folder = cache_folder().parent / "trtkit-benchmarks" / "bench"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "resnet50.yaml").write_text(_RESNET, encoding="utf-8")
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def _prepare(case: Case, folder: Path) -> None:
-    """Build and verify a bundle that was not."""
+    """Build and verify a bundle unless that was done."""
     sets = [word for override in case.overrides for word in ("--set", override)]
     _trtkit(folder, "build", case.config, "-o", case.name, *sets)
     bundle = folder / case.name
@@ -86,13 +86,13 @@ def _prepare(case: Case, folder: Path) -> None:
 
 
 def _trtkit(folder: Path, *words: str) -> None:
-    """Run a command in `folder`. Raises where it fails."""
+    """Run a trtkit command in `folder`. Raises if it fails."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([Path(sys.executable).with_name("trtkit"), *words, "-q"], cwd=folder, env=environment, check=True)
 
 
 def write_table() -> None:
-    """Put the table of the results between the marks of the page."""
+    """Write the table of results between the page's marks."""
     before, start, rest = DOCS.read_text(encoding="utf-8").partition(START)
     _, end, after = rest.partition(END)
     assert start, DOCS
@@ -101,7 +101,7 @@ def write_table() -> None:
 
 
 def table() -> str:
-    """Return the results as a Markdown table, with what they were measured on."""
+    """Return the results as a Markdown table, with the machine they were measured on."""
     reports = {case: json.loads((RESULTS / "bench" / f"{case.name}.json").read_text("utf-8")) for case in CASES}
     lines = ["| model | computes | metric | p50 | at best | reached | trtkit takes (95 %) |", "| --- " * 7 + "|"]
     for case, report in reports.items():

@@ -1,4 +1,4 @@
-"""`trtkit --help` beside importing click, and a bundle's parse + build beside a bare script on the same ONNX."""
+"""Time of `trtkit --help` against importing click, and of a bundle's build against a bare script on the same ONNX."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def build_figures(name: str) -> dict[str, Any]:
 
 
 def figures_of(result: StageResult) -> dict[str, float]:
-    """Return what a stage's build took."""
+    """Return the seconds and memory of a stage's build."""
     assert result.plan is not None
     took = {"parse_s": result.write_s, "describe_s": result.describe_s, "build_s": result.plan.build_s}
     return took | {"peak_memory_mib": result.plan.peak_memory_mib}
 
 
 def _compare(samples: dict[str, list[Any]]) -> dict[str, Any]:
-    """parse + build as the bundle's manifest states them; work is all between the first parse and the written plan."""
+    """Compare parse + build as the manifest states them. work: everything from the first parse to the written plan."""
     ours, bare = samples["trtkit"], samples["bare"]
     parse_build = [run["parse_s"] + run["build_s"] for run in ours]
     work = [run["parse_s"] + run["describe_s"] + run["build_s"] for run in ours]

@@ -1,4 +1,4 @@
-"""How fast a prompt's cache travels between two processes on this machine by NIXL: lent, read, given back."""
+"""How fast NIXL moves a prompt's KV cache between two processes on this machine: lend, read, release."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENS = (64, 512, 4096)
 
 
 def lend(pipe: Connection) -> None:
-    """Lend a sequence for each number of tokens that comes: send how long that took, and the loan."""
+    """Lend a sequence for each number of tokens received; send back the seconds that took, and the loan."""
     lender = Lender(512 * MIB, keep_s=60)
     while tokens := pipe.recv():
         form = CacheForm("", tokens, ARRAYS)
@@ -35,7 +35,7 @@ def lend(pipe: Connection) -> None:
 
 
 def measure() -> dict[str, dict[str, float]]:
-    """Return the median seconds of lending and reading, and MiB/s of both together, by number of tokens."""
+    """Return the median seconds of lending and of reading, and MiB/s of both together, by number of tokens."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=lend, args=(there,), daemon=True)
@@ -43,7 +43,7 @@ def measure() -> dict[str, dict[str, float]]:
     borrower, results = Borrower(limit_s=60), {}
     for tokens in TOKENS:
         lent, read, size = [], [], CacheForm("", tokens, ARRAYS).size_bytes
-        for _ in range(1 + REPEATS):  # the first connects, and is not counted
+        for _ in range(1 + REPEATS):  # the first one connects and is not counted
             here.send(tokens)
             seconds, loan = here.recv()
             started = time.perf_counter()

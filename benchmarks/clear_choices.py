@@ -1,7 +1,7 @@
-"""How far apart the two best logits have to be for `trtkit verify` to compare which one is chosen, on right networks.
+"""How far apart the two best logits must be for `trtkit verify` to compare which is larger, from correct networks.
 
-Every third decoder family's tiny model of the tests, in 16 bits, against transformers in fp32. Networks out of
-tolerance, mixtures whose choice of experts rounding has changed, fail for their logits and are left out.
+Runs the tests' tiny model of every third decoder family in 16 bits against transformers in fp32. Networks out of
+tolerance (mixtures in which rounding changed the selected experts) fail for their logits and are left out.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from trtkit.verification.logits import CLEAR_SHARE
 SHARES = (CLEAR_SHARE, 1.0)
 PROMPTS, LENGTH, EVERY = 6, 24, 3
 TIMES = 10
-"""The tolerance of a network, of an op's."""
+"""A network's tolerance as a multiple of an op's."""
 
 
 def measured(model_type: str, dtype: str) -> tuple[float, list[tuple[float, bool]]]:
-    """Return a network's error in tolerances, and each position's gap of the best two and whether another is chosen."""
+    """Return a network's error and each position's gap between the best two logits, both in tolerances.
+
+    With each gap comes whether the network's choice differs from the reference's.
+    """
     case = next(case for case in CASES if case.model_type == model_type)
     network, model, positions, errors = executor_of(case, dtype_of(dtype)), model_of(case), [], []
     tolerance, generator = TIMES * dtype_of(dtype).tolerance, torch.Generator().manual_seed(1)

@@ -1,9 +1,9 @@
-"""Ranks that share cached positions next to tensor parallel ranks: errors, caches, steps, plans, and what `plan` says.
+"""Context parallel ranks against tensor parallel ones: errors, caches, steps, plan sizes, and `trtkit plan`.
 
-A Llama of 4 layers, 16 query and 2 key/value heads of 64, random weights in fp32, on the reference executor: ranks are
-threads, which take turns on this machine, so that a step's time is that of all ranks together. The error is that of
-logits against one rank's, after a prompt and while decoding. Plans are built with TensorRT-RTX in fp16, rank 0's.
-`python -m benchmarks.context_parallel` measures all of it in a few minutes.
+A Llama with 4 layers, 16 query and 2 key/value heads of 64, with random weights in fp32 on the reference executor.
+Ranks are threads that take turns on this machine, so a step's time is that of all ranks together. Errors are those of
+logits against a single rank's, after a prompt and while decoding. Rank 0's plan is built with TensorRT-RTX in fp16.
+`python -m benchmarks.context_parallel` takes a few minutes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CHUNK, LENGTHS, REPEATS, RANKS = 128, (1024, 4096, 8192), 5, 4
 GRIDS = {"one rank": "null", "tensor": f"{{tensor: {RANKS}}}", "context": f"{{tensor: {RANKS}, context: {RANKS}}}"}
 CACHES = {"linear": ["llm.kv=linear"], "paged": ["llm.kv=paged", "llm.page_tokens=64"]}
 PLANS = (("llama-3.1-70b", 8, 1), ("llama-3.1-70b", 8, 8), ("llama-3.1-70b", 16, 8), ("deepseek-v3", 8, 8))
-"""Published models, GPUs, and sequences at once."""
+"""Published models, numbers of GPUs, and concurrent sequences."""
 
 
 def save_model(folder: Path) -> None:
@@ -84,7 +84,7 @@ class Decoders:
         ]
 
     def logits(self, ids: np.ndarray, start: int) -> torch.Tensor:
-        """Read tokens after `start` cached ones; return the last one's logits, which all ranks give alike."""
+        """Compute tokens after `start` cached ones; return the last one's logits, which are equal on all ranks."""
         call = Call(0, ids[None], np.array([start]), np.array([len(ids)]))
         packed = PackedCall.of(call, has_all_logits=False)
         with ThreadPoolExecutor(len(self.ranks)) as pool:
@@ -99,7 +99,7 @@ class Decoders:
 
 
 def measured(folder: Path, caches: list[str]) -> dict[str, Any]:
-    """Return what each grid does with one sequence: errors, caches, and decode steps at some lengths."""
+    """Return each grid's figures for one sequence: errors, cache sizes, and decode steps at several lengths."""
     decoders = {grid: Decoders(opened_model(folder, grid, caches, "fp32")) for grid in GRIDS}
     ids = np.random.default_rng(0).integers(3, 1000, max(LENGTHS) + CHUNK)
     errors: dict[str, list[float]] = {grid: [] for grid in GRIDS}
@@ -125,7 +125,7 @@ def measured(folder: Path, caches: list[str]) -> dict[str, Any]:
 
 
 def plan_bytes(folder: Path, grid: str, caches: list[str]) -> int:
-    """Return the size of the plan of rank 0 in fp16."""
+    """Return the size of rank 0's plan in fp16."""
     opened = opened_model(folder, grid, caches, "fp16")
     graph = Graph(load_backend("tensorrt_rtx"))
     opened.write(graph, opened.weights())
@@ -141,7 +141,7 @@ def plan_bytes(folder: Path, grid: str, caches: list[str]) -> int:
 
 
 def planned(name: str, gpus: int, batch: int) -> dict[str, Any]:
-    """Return what `trtkit plan` says of a published model at 131,072 tokens on H100."""
+    """Return the result of `trtkit plan` for a published model at 131,072 tokens on H100s."""
     words = [name, "--gpu", "h100", "--input-len", "130944", "--output-len", "128", "--concurrency", str(batch)]
     grid = ["--set", f"parallel={{tensor: {gpus}, context: {gpus}}}"]
     command = [sys.executable, "-m", "trtkit", "plan", *words, *grid, "--json"]

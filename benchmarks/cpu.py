@@ -1,8 +1,8 @@
-"""Where commands spend their time without a GPU: CPU and wall seconds, and decoding beside the memory's bandwidth.
+"""How long commands take without a GPU, in CPU and wall seconds; decoding against the memory's bandwidth.
 
-Every command is a process of its own, on EfficientNet-Lite0 and SmolLM2-135M; rounds are interleaved. `decode` is the
-median step of one sequence on the reference executor, in which weights are read once; `read` is how long this machine
-takes to read as many bytes, measured between the steps.
+Each command runs in its own process, on EfficientNet-Lite0 and SmolLM2-135M; rounds are interleaved. `decode` is the
+median step of one sequence on the reference executor, which reads all weights once; `read` is how long this machine
+takes to read as many bytes, measured between steps.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def timed(words: Sequence[str]) -> tuple[float, float]:
 
 
 def decoding(precision: str) -> dict[str, Any]:
-    """Return figures of decoding one sequence in a precision."""
+    """Return the figures of decoding one sequence."""
     network = config_network(load_config("llama", [f"precision={precision}", "llm.max_batch_size=1"]), "tensorrt_rtx")
     decoders = {name: ReferenceDecoder(network, 1, is_fast=name == "fast") for name in ("fast", "layer_by_layer")}
     one = np.ones(1, np.int64)
@@ -79,7 +79,7 @@ def decoding(precision: str) -> dict[str, Any]:
 
 
 def weight_bytes(layers: Any) -> int:
-    """Return the bytes of a network's weights, each memory counted once."""
+    """Return the bytes of a network's weights, counting shared memory once."""
     held = {weights.raw.ctypes.data: weights.raw.nbytes for node in layers.nodes for weights in node.weights.values()}
     return sum(held.values())
 

@@ -1,4 +1,4 @@
-"""Custom ops: errors of every implementation, builds for every target, kernels compiled ahead: `make ops-report`.
+"""Custom ops: errors of every implementation, builds for every target, compiled kernels: `make ops-report`.
 
 Writes docs/custom-ops.md, and `compiled.json` into each op's folder.
 """
@@ -91,7 +91,7 @@ def compiled(op: CustomOp) -> dict[str, Any]:
 
 
 def builds(backend: Backend, op: CustomOp, form: str) -> str:
-    """Return the targets that the form's first case builds for, with the type where only one builds."""
+    """Return the targets that the form's first case builds for, with the type if only one builds."""
     targets: list[int | None] = [None, *backend.features.compute_capabilities]
     case = next(case for case in op.part("cases").CASES if form in (case.forms or op.forms))
     built = []
@@ -124,7 +124,7 @@ def rows(backend: Backend, op: CustomOp) -> Iterator[str]:
 
 
 def _worst(found: Sequence[Outcome]) -> str:
-    """Return the largest error, marked where one is out of tolerance; a dash where there is none."""
+    """Return the largest error, marked if any is out of tolerance; a dash if there are no errors."""
     if not found:
         return "-"
     worst = max(found, key=lambda outcome: outcome.relative_rms_error)
@@ -133,7 +133,7 @@ def _worst(found: Sequence[Outcome]) -> str:
 
 
 def large_rows(backend: Backend, op: CustomOp) -> Iterator[str]:
-    """Yield how far each form of the op is at a model's resolution."""
+    """Yield rows with the errors of each form of the op at a model's resolution."""
     trial = Trial(op, op.part("cases").LARGE, FP32)
     for form in op.forms:
         error = trial.compare(run_network(network_of(backend, trial, form), trial)).relative_rms_error

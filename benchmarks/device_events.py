@@ -1,4 +1,4 @@
-"""A worker of Dynamo's that tells the router only what its device holds: what `serve_turns` compares with."""
+"""A Dynamo worker that reports only its device's cache to the router: the baseline of `serve_turns`."""
 
 from dynamo.common.backend.run import run
 

@@ -1,7 +1,7 @@
 """SmolLM2 compressed by the scripts of examples/distillation, with and without training: perplexity and size.
 
-Checkpoints are kept in the cache folder and not made again. The tables go into docs/distillation.md.
-`python -m benchmarks.distillation [VARIANT...]` measures some again and keeps the others.
+Checkpoints are kept in the cache folder and reused. The tables go into docs/distillation.md.
+`python -m benchmarks.distillation [VARIANT...]` measures only some variants again.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 
 def run(*words: str | Path) -> str:
-    """Run a command in the folder with one thread; return what it prints."""
+    """Run a command in the cache folder on one thread; return its output."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(words, cwd=FOLDER, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return ran.stdout
 
 
 def trtkit(*words: str) -> Json:
-    """Run a command of trtkit; return its result."""
+    """Run a trtkit command; return its JSON result."""
     found: Json = json.loads(run(Path(sys.executable).with_name("trtkit"), *words, "--json"))
     return found
 
 
 def prepare() -> None:
-    """Write the texts: Python's documentation in two parts, and another of which nothing is trained on."""
+    """Write the texts: Python's documentation in two parts, and another text that no model is trained on."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     run(sys.executable, SCRIPTS / "texts.py")
     (FOLDER / "kjv.txt").write_text(texts()["KJV"][CALIBRATION], encoding="utf-8")
 
 
 def checkpoint(name: str, steps: int) -> tuple[str, Json]:
-    """Return a variant's checkpoint, and what making it took if it was not there."""
+    """Return a variant's checkpoint, and the cost of making it if it did not exist yet."""
     out = f"{name.replace(' ', '-').replace('/', '-')}-{steps}"
     log = FOLDER / f"{out}.json"
     if not log.is_file():
@@ -71,7 +71,7 @@ def checkpoint(name: str, steps: int) -> tuple[str, Json]:
 
 
 def measure(source: str) -> Json:
-    """Build a checkpoint, or the original, in fp16, and verify it; return its perplexities and sizes."""
+    """Build a checkpoint, or the original if empty, in fp16 and verify it; return its perplexities and sizes."""
     bundle = f"bundles/{source or 'original'}"
     words = (("--set", f"source.hf={source}") if source else ()) + (("--target", "sm80") if "int4" in source else ())
     trtkit("build", "llama", *words, "-o", bundle)
@@ -90,7 +90,7 @@ def measure(source: str) -> Json:
 
 
 def table(figures: Json) -> str:
-    """Return the figures as Markdown. regained: the share of what compressing cost, as loss in nats."""
+    """Return the figures as Markdown. regained: the share of the loss in nats from compression that training undid."""
     texts_of = {"held-out": "held-out", "kjv": "KJV"}
     heads = ["", "steps", *(word for text in texts_of.values() for word in (text, "regained"))]
     heads += ["weights", "engine", "KV of a token"]

@@ -1,8 +1,8 @@
-"""Stages in turn: memory and time on the reference executor, and FlexGen's table as the plan gives it.
+"""Offloading: stages whose weights are loaded in turn on the reference executor, and plans for FlexGen's table.
 
-The first part is a Llama with random weights, of 12 layers, in fp32 and in one thread: whole, and in stages whose
-weights are loaded in turn, each in a process of its own. The second plans OPT on a T4 as in the paper: at published
-rates, and with what FlexGen's authors fitted to their machine. The tables go into docs/offload.md.
+The first part is a Llama with 12 layers and random weights, in fp32 on one thread: whole, and in stages whose weights
+are loaded in turn, each in its own process. The second plans OPT on a T4 as in the paper, at published rates and at
+those that FlexGen's authors fitted to their machine. The tables go into docs/offload.md.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ WAYS = {
     "12 stages, caches on disk": ("12", "disk"),
 }
 
-# Tokens per second, GPU batch x number of batches, and where weights and caches are. Source: batch_size_table.md and
+# Tokens per second, where weights and caches are, GPU batch, number of batches. Source: batch_size_table.md and
 # benchmark/flexllmgen/bench_suite.py of https://github.com/FMInference/FlexLLMGen, commit 004ffef.
 PUBLISHED = {"opt-6.7b": (25.26, "device", 2, 1), "opt-30b": (7.32, "host", 48, 3), "opt-175b": (0.69, "disk", 32, 8)}
 GIB = 2**30
 HOST_BYTES = 208 * 10**9
 PAPER = Host(HOST_BYTES, 2e9, 1e9)
-"""The paper's 208 GB of memory, and a disk that is taken to read 2 GB/s and write 1 GB/s."""
+"""The paper's 208 GB of memory; its disk is assumed to read 2 GB/s and write 1 GB/s."""
 FITTED = Host(HOST_BYTES, 0.473 * GIB, 0.746 * GIB, 12.89 * GIB, 0.97 * GIB)
 FITTED_TERA = 21.24
-"""What the authors fitted: experimental/cost_model.py of that commit; products of prompts, in 10^12 a second."""
+"""The authors' fit of prefill's matrix products, in 10^12 operations per second: experimental/cost_model.py there."""
 
 
 def main() -> None:
@@ -83,14 +83,14 @@ def build(folder: Path) -> None:
 
 
 def child(bundle: Path, place: str) -> Json:
-    """Return the figures of one way, of a process of its own."""
+    """Return the figures of one placement, measured in a child process."""
     figures: Json = run_bare([sys.executable, "-m", "benchmarks.flexgen", str(bundle), place])
     print(bundle.name, place, {name: value for name, value in figures.items() if name != "tokens"}, flush=True)
     return figures
 
 
 def answered(bundle: Path, place: str) -> Json:
-    """Answer a block of prompts; return tokens, time, memory beyond what was taken before, and what has moved."""
+    """Answer a block of prompts; return tokens, time, additional memory, and bytes moved."""
     torch.set_num_threads(1)
     before_mib = own_peak_memory_mib()
     generator = np.random.default_rng(1)
@@ -121,7 +121,7 @@ def answered(bundle: Path, place: str) -> Json:
 
 
 def planned_blocks(name: str) -> Json:
-    """Return the plan of a model: the paper's block and the best one, at published and at fitted rates."""
+    """Return a model's plans: for the paper's block and for the best one, at published and at fitted rates."""
     published, place, micro_batch, micro_batches = PUBLISHED[name]
     (gpu,) = find_gpus(["t4"])
     request = PlanRequest([gpu], 512, 32, 1, host=PAPER)
@@ -150,12 +150,12 @@ def planned_blocks(name: str) -> Json:
 
 
 def fitted_rates(rates: Any) -> dict[str, float]:
-    """Return a T4's rates with what the authors reached in fp16."""
+    """Return a T4's rates with the authors' measured fp16 rate."""
     return {**rates, "fp16": 1e12 * FITTED_TERA}
 
 
 def row_of(plan: OffloadPlan) -> Json:
-    """Return what the table needs of a plan."""
+    """Return a plan's figures for the table."""
     names = ("caches", "micro_batch", "micro_batches", "disk_share", "output_tokens_per_second", "bottleneck")
     return {name: getattr(plan, name) for name in names}
 
@@ -181,7 +181,7 @@ def measured_table(rows: Json) -> str:
 
 
 def planned_table(rows: Json) -> str:
-    """Return FlexGen's figures and the plan's as Markdown."""
+    """Return FlexGen's figures and the plans' as Markdown."""
     lines = [
         "| | FlexGen | its block, fitted rates | its block, published rates | best block, published rates |",
         "| --- | --- | --- | --- | --- |",

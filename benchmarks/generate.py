@@ -1,6 +1,6 @@
-"""Generation: the reference executor beside transformers on CPU, tokens per second of decode and of prefill.
+"""Generation on the CPU: the reference executor against transformers, tokens per second of decode and prefill.
 
-SmolLM2-135M with its real weights; the same threads, types and kind of cache on both sides, greedy, in one process.
+SmolLM2-135M with its real weights, greedy, in one process; threads, types and kind of cache are the same on both sides.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def prompts(batch: int, length: int) -> Ids:
 
 
 def decode_figures(models: dict[str, Model], batch: int) -> Figures:
-    """Decode greedily behind a context; each turn of a model is STEPS tokens of every sequence."""
+    """Decode greedily after a context; each turn of a model is STEPS tokens of every sequence."""
     written: dict[str, list[Ids]] = {}
     for name, model in models.items():
         model.start(batch)
@@ -49,7 +49,7 @@ def _decode(model: Model, written: list[Ids]) -> None:
 
 
 def prefill_figures(models: dict[str, Model]) -> Figures:
-    """Prefill one prompt into empty caches, which are made beforehand."""
+    """Prefill one prompt into empty caches, allocated beforehand."""
     turns: dict[str, Callable[[], float]] = {name: partial(_prefill, model) for name, model in models.items()}
     return _rates(interleaved(turns, PREFILL_REPEATS, warmups=0), PROMPT)
 
@@ -60,7 +60,7 @@ def _prefill(model: Model) -> float:
 
 
 def _rates(samples: dict[str, list[float]], tokens: int) -> Figures:
-    """Return tokens per second of each model, and the reference executor's ratio to transformers."""
+    """Return each model's tokens per second, and the reference executor's ratio to transformers."""
     rates = {name: [tokens / value for value in values] for name, values in samples.items()}
     return {
         "tokens_per_second": {name: summary(values) for name, values in rates.items()},

@@ -1,4 +1,4 @@
-"""SmolLM2-135M on the reference executor and in transformers, both greedy, both with caches of a fixed length."""
+"""SmolLM2-135M on the reference executor and in transformers, both greedy and with caches of fixed length."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Model(Protocol):
     """A model with the caches of one batch."""
 
     def start(self, batch: int) -> None:
-        """Begin `batch` empty sequences."""
+        """Start `batch` empty sequences."""
         ...
 
     def __call__(self, ids: Ids) -> Ids:
-        """Give each sequence new tokens, [B, S]; return the most likely next one of each, [B]."""
+        """Append tokens [B, S] to the sequences; return each one's most likely next token, [B]."""
         ...
 
 
@@ -59,7 +59,7 @@ class Trtkit:
 
 
 def slot_memory() -> dict[str, float]:
-    """Return MiB of one slot's caches: as planned, and as the process grows with each slot more."""
+    """Return MiB of one slot's caches: as planned, and as the process grows per additional slot."""
     opened = open_decoder(resolve(CONFIG))
     planned = decoder_size(opened).kv_bytes_per_slot
     network, resident, held = decoder_network(load_backend("tensorrt_rtx"), opened, "last"), [], []
@@ -73,20 +73,20 @@ def slot_memory() -> dict[str, float]:
 
 
 def _fill(decoder: ReferenceDecoder) -> None:
-    """Write every place of the caches: memory that is only zero need not be there."""
+    """Write all entries of the caches: the system need not allocate memory that is only zero."""
     for array in decoder.cache.view(slice(0, decoder.slots)).values():
         array.fill_(1)
 
 
 def _resident_bytes() -> int:
-    """Return the process's memory without what was freed and is kept for later."""
+    """Return the process's resident memory, after returning freed memory to the system."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * resource.getpagesize()
 
 
 class Transformers:
-    """transformers' own model with its default attention and a StaticCache; in bf16 and fp16 all of it is converted."""
+    """transformers' model with its default attention and a StaticCache, entirely in the given precision."""
 
     def __init__(self, precision: str) -> None:
         self._model = _transformers_model(open_decoder_source(CONFIG.source), getattr(torch, DTYPES[precision].torch))
@@ -107,7 +107,7 @@ class Transformers:
 
 
 def _transformers_model(opened: DecoderSource, dtype: torch.dtype) -> Any:
-    """Return the model with the weights that the reference executor has."""
+    """Return transformers' model with the reference executor's weights."""
     import transformers
 
     fields = {key: value for key, value in opened.config.items() if key not in ("model_type", "architectures")}

@@ -1,6 +1,6 @@
-"""What the order of many prompts saves: steps, and prompt tokens that are computed, of a tiny random model.
+"""How many steps and computed prompt tokens `generate` saves by ordering many prompts, with a tiny random model.
 
-96 prompts on 8 slots, each with one of 12 beginnings of 96 tokens; limits of answers are log-normal.
+96 prompts on 8 slots, each with one of 12 prefixes of 96 tokens; answer lengths are log-normal.
 `python -m benchmarks.generate_order`
 """
 
@@ -38,7 +38,7 @@ def prompts_of(text: TextBundle, seed: int) -> list[PreparedPrompt]:
 
 
 def answer(text: TextBundle, seed: int, *, is_ordered: bool) -> tuple[int, int]:
-    """Answer all prompts; return steps and prompt tokens that were computed."""
+    """Answer all prompts; return the numbers of steps and of computed prompt tokens."""
     with LLM(text, runtime="reference") as llm:
         prompts = prompts_of(text, seed)
         list(llm.answers(prompts)) if is_ordered else llm.generate(prompts)

@@ -1,4 +1,4 @@
-"""What the engine costs besides the model: scheduling, sampling and admission, with a model that does nothing."""
+"""The engine's overhead: scheduling, sampling and admission, measured with a model that does nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SLOTS, VOCABULARY, HISTORY = 64, 49152, 128
 SMALL = 512
 REPEATS = 5
-# Steps of one turn: what takes long is done less often.
+# Steps per turn: slow variants run fewer.
 STEPS = {"greedy": 200, "full settings": 5, "transformers, full settings": 1}
 FULL = {
     "repetition_penalty": 1.1,
@@ -43,7 +43,7 @@ FULL = {
 
 
 class Nothing:
-    """A decoder whose logits are always the same. is_asynchronous: whether steps overlap, as on a GPU."""
+    """A decoder that always returns the same logits. is_asynchronous: whether steps overlap, as on a GPU."""
 
     max_length, max_prefill_length = 4096, 2048
     has_all_logits, takes_ids, description, adapters = False, True, "nothing", None
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def overhead_figures() -> dict[str, Any]:
-    """Return microseconds of one step: greedy and with full settings, beside what transformers does for the same."""
+    """Return microseconds per step, greedy and with full settings, and those of transformers' processors."""
     nothing = Nothing()
     alone = {"greedy": partial(_steps, _engine(nothing, {"temperature": 0}), STEPS["greedy"])}
     compared = {
@@ -108,7 +108,7 @@ def overhead_figures() -> dict[str, Any]:
 
 
 def _scheduling() -> dict[str, Any]:
-    """Return microseconds of a greedy step whose sampling is next to nothing."""
+    """Return microseconds of a greedy step with negligible sampling: mostly scheduling."""
     engines = {
         f"{slots} slots, {name}": _engine(Nothing(slots, SMALL, is_asynchronous=overlaps), {"temperature": 0})
         for slots in (64, 1024)
@@ -120,7 +120,7 @@ def _scheduling() -> dict[str, Any]:
 
 
 def _admission() -> dict[str, Any]:
-    """Return microseconds to schedule a step that gives a prompt of 2,000 tokens the last of 1,024 slots."""
+    """Return microseconds to schedule a step that admits a prompt of 2,000 tokens to the last of 1,024 slots."""
     scheduler: Scheduler[Request] = Scheduler(Nothing(1024, SMALL).cache, SchedulerOptions(1024, 4096, 512))
     for slot in range(1023):
         _admit(scheduler, str(slot), list(range(slot % 97, slot % 97 + 300)))
@@ -141,7 +141,7 @@ def _admit(scheduler: Scheduler[Request], name: str, prompt: list[int]) -> None:
 
 
 def _engine(nothing: Nothing, params: dict[str, Any]) -> LLMEngine:
-    """Return an engine with a sequence decoding in each slot."""
+    """Return an engine with every slot decoding."""
     engine, vocabulary = LLMEngine(nothing), Vocabulary(nothing.vocab_size, (2,))
     for seed in range(nothing.slots):
         settings = Settings.resolve(SamplingParams(max_tokens=3900, ignore_eos=True, seed=seed, **params), vocabulary)
@@ -159,7 +159,7 @@ def _steps(engine: LLMEngine, count: int) -> None:
 
 
 def _processors() -> logits_process.LogitsProcessorList:
-    """Return transformers' processors of the same settings, but for presence and frequency, which it lacks."""
+    """Return transformers' processors for the same settings; it lacks presence and frequency penalties."""
     return logits_process.LogitsProcessorList(
         [
             logits_process.RepetitionPenaltyLogitsProcessor(1.1),
@@ -175,7 +175,7 @@ def _processors() -> logits_process.LogitsProcessorList:
 
 
 def _transformers(logits: torch.Tensor, processors: logits_process.LogitsProcessorList) -> None:
-    """Process and draw one token for each row."""
+    """Process logits and draw one token per row."""
     ids = torch.arange(300, 300 + HISTORY).repeat(SLOTS, 1)
     torch.multinomial(processors(ids, logits.clone()).softmax(-1), 1)
 

@@ -1,6 +1,6 @@
-"""Conversations that take turns, more than the device's caches hold: with host memory for them, and without.
+"""More conversations than the device's caches hold, in turns: with and without a cache in host memory.
 
-SmolLM2-135M on the reference executor, in fp32: 12 conversations of 4 turns share 4 slots, or as much memory in pages.
+SmolLM2-135M on the reference executor in fp32: 12 conversations of 4 turns share 4 slots, or pages of the same size.
 `python -m benchmarks.host_cache`
 """
 
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def converse(network: DecoderNetwork, host_bytes: int) -> tuple[dict[str, float], list[list[int]]]:
-    """Return what the turns after the first took, one conversation after another, and all answers."""
+    """Return the figures of all turns after the first, one conversation after another, and all answers."""
     generator, vocabulary = np.random.default_rng(1), Vocabulary(network.vocab_size, ())
     settings = Settings.resolve(SamplingParams(max_tokens=ANSWER, temperature=0, ignore_eos=True), vocabulary)
     engine = LLMEngine(ReferenceDecoder(network, SLOTS), EngineOptions(host_cache_bytes=host_bytes))

@@ -1,10 +1,10 @@
-"""Host memory on published traces, and FastServe's comparison, in simulation, at the roofline of each GPU.
+"""Host memory for KV caches on published traces, and FastServe's comparison, simulated at each GPU's roofline.
 
-Llama 3.1 8B on H200s serves the first 4,000 requests of each trace, with pages of 64 tokens that are read in place:
-Mooncake's as fast as they came, Azure's, which share no prefixes, a hundred times as fast, so that pages are scarce.
-FastServe: Llama-2-7B on an A100 of 80 GB, 16 slots, lengths as in `benchmarks.simulate`.
+Llama 3.1 8B on H200s serves the first 4,000 requests of each trace, with pages of 64 tokens, read in place: Mooncake's
+at their original rate; Azure's, which share no prefixes, a hundred times as fast, so that pages are scarce.
+FastServe: Llama-2-7B on an A100 with 80 GB, 16 slots, lengths as in `benchmarks.simulate`.
 
-`python -m benchmarks.host_memory FOLDER [PART...]` simulates some parts again. FOLDER: see `benchmarks.trace_memory`.
+`python -m benchmarks.host_memory FOLDER [PART...]` simulates all parts or some. FOLDER: see `benchmarks.trace_memory`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FASTSERVE_COUNT = 3000
 
 
 def trace(name: str, folder: Path) -> dict[str, Any]:
-    """Return what host memory of several sizes, of each GPU, does for the first requests of a trace."""
+    """Return the figures of a trace's first requests for several sizes of host memory per GPU."""
     whole, first = read(folder / TRACES[name], SPEEDS.get(name, 1.0)), slice(COUNT)
     columns = whole.arrival_s[first], whole.input_tokens[first], whole.output_tokens[first], whole.hash_ids[first]
     work = Traffic(*columns)
@@ -55,7 +55,7 @@ def trace(name: str, folder: Path) -> dict[str, Any]:
 
 
 def figures(work: Traffic, fleet: FleetOptions) -> dict[str, Any]:
-    """Return what GPUs compute and find, and how long requests take."""
+    """Return computed and cached tokens, and latencies."""
     summary = summarize(work, simulate(work, fleet), fleet, {})
     return {
         "prompt_tokens_computed": summary.computed_tokens,
@@ -68,7 +68,7 @@ def figures(work: Traffic, fleet: FleetOptions) -> dict[str, Any]:
 
 
 def fastserve() -> dict[str, Any]:
-    """Return latencies of mlfq, with slots and with pages, against fcfs."""
+    """Return latencies of the schedule mlfq, with slots and with pages, against fcfs."""
     request = PlanRequest(find_gpus([schedules.GPU]), schedules.LENGTH - 1, 1, 1)
     question = llm_question(find_model(schedules.MODEL), request, ChildRunner())
     slots = schedules.replica(question, schedules.SLOTS_OF_SCHEDULES)
@@ -87,7 +87,7 @@ def fastserve() -> dict[str, Any]:
 
 
 def fastserve_cases(slots: ReplicaOptions) -> list[tuple[Any, int, ReplicaOptions]]:
-    """Return schedules, GiB of host memory, and engines; pages take as much memory as the slots."""
+    """Return schedules, GiB of host memory, and engines; pages and slots take equal memory."""
     large = replace(slots, host_tokens=64 * slots.host_tokens)
     pages = slots.slots * slots.slot_tokens // slots.page_tokens
     return [
@@ -99,7 +99,7 @@ def fastserve_cases(slots: ReplicaOptions) -> list[tuple[Any, int, ReplicaOption
 
 
 def table(traces: dict[str, Any]) -> str:
-    """Return what host memory does as the rows that docs/memory-costs.md shows."""
+    """Return the rows of the table in docs/memory-costs.md."""
     titles = ("found on GPU", "on host", "TTFT, mean", "p99", "latency, mean", "p99")
     rows = [f"| trace | host memory, copies | {' | '.join(titles)} |", f"| --- | --- {'| --: ' * len(titles)}|"]
     for name, about in traces.items():

@@ -1,4 +1,4 @@
-"""Kernels of shipped models and the bytes that fusing saves, by `trtkit inspect --fusion`.
+"""Kernels of shipped models and the bytes that fusion saves, from `trtkit inspect --fusion`.
 
 The table goes into docs/kernels.md. `python -m benchmarks.kernels`
 """
@@ -26,7 +26,7 @@ MODELS = {
 
 
 def fusions(words: tuple[str, ...], folder: Path) -> list[Json]:
-    """Build a bundle; return a row for each profile of its engine."""
+    """Build a bundle; return a row per profile of its engine."""
     trtkit = Path(sys.executable).with_name("trtkit")
     subprocess.run([trtkit, "build", *words, "-o", folder, "--quiet"], check=True, stdout=subprocess.DEVNULL)
     inspect: tuple[str | Path, ...] = (trtkit, "inspect", folder, "--fusion", "--json")

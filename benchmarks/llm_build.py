@@ -1,9 +1,8 @@
-"""Build Llamas with trtkit, and with a bare script on the same network: time and peak memory.
+"""Building Llamas with trtkit against a bare script on the same network: time and peak memory.
 
-The weights are random and unique, written once, in shards, to a folder next to the user's cache. `int4` is in blocks of
-128, the rest in fp16: trtkit reads a checkpoint in ModelOpt's form, the bare script codes as TensorRT takes them,
-mapped from files.
-`python -m benchmarks.llm_build [PRECISION...] [SIZE...]` measures some again and keeps the others: precisions of the
+Weights are random, and different in all layers; they are written once, in shards, next to the user's cache. `int4` has
+blocks of 128, with the rest in fp16: trtkit reads a checkpoint in ModelOpt's format, the bare script maps files with
+codes in TensorRT's. `python -m benchmarks.llm_build [PRECISION...] [SIZE...]` measures some again: precisions of the
 1.1 B model, and sizes in int4, in billions of parameters, which docs/benchmarking.md shows.
 """
 
@@ -56,7 +55,7 @@ SIZES = {
     "3": (128256, 3072, 8192, 28, 24, 8, True),  # Llama-3.2-3B
     "8": (128256, 4096, 14336, 32, 32, 8, False),  # Llama-3.1-8B
 }
-"""By billions of parameters."""
+"""Sizes by billions of parameters."""
 REPEATS = 2
 PRECISIONS = ("fp16", "bf16", "fp32", "int4")
 BLOCK = 128
@@ -70,7 +69,7 @@ def config_of(size: str) -> dict[str, Any]:
 
 
 def weights_folder(dtype: str, size: str) -> Path:
-    """Return a Hugging Face folder with random weights in `dtype`, made where it is not there yet."""
+    """Return a Hugging Face folder with random weights in `dtype`, written if it does not exist yet."""
     folder = cache_folder().parent / "trtkit-benchmarks" / f"llama-{size}b-{dtype}"
     if not (folder / "config.json").exists():
         (folder / "trt").mkdir(parents=True, exist_ok=True)
@@ -90,19 +89,19 @@ def weights_folder(dtype: str, size: str) -> Path:
 
 
 class Shards:
-    """Write arrays to files of about SHARD_BYTES in a folder, with their index."""
+    """Writes arrays to safetensors files of about SHARD_BYTES in a folder, with an index."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._arrays, self._files = folder, dict[str, Array](), dict[str, str]()
 
     def add(self, name: str, array: Array) -> None:
-        """Take an array; write a file where enough have come."""
+        """Add an array; write a file once there are SHARD_BYTES."""
         self._arrays[name] = array
         if sum(array.nbytes for array in self._arrays.values()) >= SHARD_BYTES:
             self._write()
 
     def close(self) -> None:
-        """Write what is left, and the index."""
+        """Write the remaining arrays and the index."""
         self._write()
         (self._folder / INDEX).write_text(json.dumps({"weight_map": self._files}))
 
@@ -117,7 +116,7 @@ class Shards:
 
 
 def _save_int4(folder: Path, config: dict[str, Any]) -> None:
-    """Write random codes with their scales: as ModelOpt does, and beside it as TensorRT takes them (`trt/`)."""
+    """Write random codes and scales in ModelOpt's format, and in `trt/` in TensorRT's."""
     spec, generator = decoder_spec(config), np.random.default_rng(0)
     linear = {f"{layer.name}.weight" for layer in linear_layers(spec)} - {"lm_head.weight"}
     theirs, ours = Shards(folder), Shards(folder / "trt")
@@ -150,12 +149,12 @@ def _save(folder: Path, config: dict[str, Any], dtype: str) -> None:
 
 
 def _drawn(generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Return normal weights of standard deviation 0.02; norms are near one."""
+    """Return normal weights with standard deviation 0.02; norms' are near 1."""
     return generator.standard_normal(shape, dtype=np.float32) * np.float32(0.02) + np.float32(len(shape) == 1)
 
 
 def figures(precision: str, size: str = "1.1", rounds: tuple[int, int] = (1, REPEATS)) -> dict[str, Any]:
-    """Build a model both ways in turn. rounds: uncounted ones, and those that count."""
+    """Build a model both ways in turn. rounds: (uncounted, counted)."""
     warmups, repeats = rounds
     folder = weights_folder(precision, size)
     overrides = [
@@ -201,7 +200,7 @@ def main(names: list[str] | None = None) -> None:
     known: dict[str, Any] = json.loads(path.read_text()) if path.is_file() and names else {}
     precisions, sizes = known.get("build", {}), known.get("sizes", {})
     for name in names or (*PRECISIONS, *SIZES):
-        if name in SIZES:  # large ones take minutes and what a warm-up changes is little of them
+        if name in SIZES:  # large ones take minutes, of which a warm-up would save little
             sizes[name] = figures("int4", name, (1, 3 * REPEATS) if float(name) < 1 else (0, 1))
         else:
             precisions[name] = figures(name)
@@ -215,7 +214,7 @@ def main(names: list[str] | None = None) -> None:
 
 
 def show(sizes: dict[str, Any]) -> None:
-    """Draw time and peak memory over parameters, and write the table of docs/benchmarking.md."""
+    """Plot time and peak memory over parameters, and write the table in docs/benchmarking.md."""
     import altair as alt
 
     from trtkit.report import charts
@@ -240,7 +239,7 @@ def show(sizes: dict[str, Any]) -> None:
 
 
 def _table(sizes: dict[str, Any]) -> str:
-    """Return a row for each size."""
+    """Return a table with a row per size."""
     lines = [
         "| parameters | weights | build time | of a bare script | peak memory | of a bare script |",
         "| --- | --- | --- | --- | --- | --- |",

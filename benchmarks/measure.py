@@ -1,4 +1,4 @@
-"""Shared measuring: interleaved repeats, medians, provenance."""
+"""Measuring, for all benchmarks: interleaved repeats, medians, peak memory, results with provenance."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def seconds(run: Callable[[], Any]) -> float:
 
 
 def process(command: Sequence[str], environment: Mapping[str, str] | None = None) -> dict[str, float]:
-    """Run a command to its end; return wall seconds and its peak memory in MiB. Raises where it fails."""
+    """Run a command; return its wall seconds and peak memory in MiB. Raises if it fails."""
     started = time.perf_counter()
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     _, status, usage = os.wait4(child.pid, 0)
@@ -49,7 +49,7 @@ def process(command: Sequence[str], environment: Mapping[str, str] | None = None
 
 
 def run_bare(command: Sequence[str]) -> Any:
-    """Run a bare script; its figures are the last line it prints, after TensorRT's log."""
+    """Run a bare script; return the figures in its last line of output, which follows TensorRT's log."""
     answer = subprocess.run(command, capture_output=True, check=True, text=True)
     return json.loads(answer.stdout.splitlines()[-1])
 
@@ -70,13 +70,13 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
 
 
 def own_peak_memory_mib() -> float:
-    """Return this process's peak memory. `getrusage` would count the parent's, which a child inherits at its fork."""
+    """Return this process's peak memory. (`getrusage` would include the parent's, which a fork inherits.)"""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
 
 def write(name: str, figures: dict[str, Any]) -> Path:
-    """Write benchmarks/results/NAME.json with what it was measured on."""
+    """Write benchmarks/results/NAME.json with the machine and versions."""
     provenance = {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": f"python -m benchmarks.{name}",
@@ -90,7 +90,7 @@ def write(name: str, figures: dict[str, Any]) -> Path:
 
 
 def write_between(path: Path, mark: str, text: str) -> None:
-    """Put `text` between `<!-- MARK -->` and `<!-- end of MARK -->` of a document."""
+    """Replace the text between `<!-- MARK -->` and `<!-- end of MARK -->` in a document."""
     first, last = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
     before, _, rest = path.read_text(encoding="utf-8").partition(first)
     path.write_text(f"{before}{first}\n{text}{last}{rest.partition(last)[2]}", encoding="utf-8")

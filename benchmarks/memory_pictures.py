@@ -1,4 +1,4 @@
-"""Draw docs/images/memory.svg from measured results: `python -m benchmarks.memory_pictures`."""
+"""Draws docs/images/memory.svg from results: `python -m benchmarks.memory_pictures`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESERVED = {"tokens": charts.BLUE, "prompts not computed yet": charts.GREEN, "em
 
 
 def held(results: dict[str, Any]) -> list[charts.Row]:
-    """Return how many sequences 2 GiB hold, and how many more they would without memory that holds no token."""
+    """Return how many sequences 2 GiB hold, and how many more would fit without unused memory."""
     rows: list[charts.Row] = []
     for name, form in results["capacity"].items():
         count, possible = form["sequences"], form["sequences"] / (1 - form["waste"])
@@ -27,7 +27,7 @@ def held(results: dict[str, Any]) -> list[charts.Row]:
 
 
 def waited(results: dict[str, Any]) -> list[charts.Row]:
-    """Return the median TTFT of conversations that the caches do not hold, without host memory and with it."""
+    """Return the median TTFT of conversations that exceed the caches, without and with host memory."""
     return [
         {"row": f"{kind}, {which} host memory", "start": 0.0, "end": results[kind][which]["ttft_ms"], "what": which}
         for kind in ("slots", "pages")
@@ -36,7 +36,7 @@ def waited(results: dict[str, Any]) -> list[charts.Row]:
 
 
 def reserved(results: dict[str, Any]) -> list[charts.Row]:
-    """Return what the memory that sequences reserve holds on each trace, as shares, in slots and in pages of 16."""
+    """Return how reserved memory is used on each trace, as shares: in slots and in pages of 16 tokens."""
     rows: list[charts.Row] = []
     for trace, found in results["traces"].items():
         for kind, form in (("slots", "linear"), ("pages", "paged, 16 tokens a page")):

@@ -1,6 +1,6 @@
-"""A decode step of a mixture of experts that reads the chosen experts only, against one that reads all.
+"""Decode steps of a mixture of experts that read only the selected experts, against steps that read all.
 
-Times are those of the reference executor on a CPU; bytes are what `trtkit plan` counts of the same network.
+Times are those of the reference executor on a CPU; bytes are `trtkit plan`'s for the same network.
 `python -m benchmarks.mixture_decode`
 """
 
@@ -64,13 +64,13 @@ def decoder(form: str) -> ReferenceDecoder:
 
 
 def step(reference: ReferenceDecoder, batch: int) -> None:
-    """Give each of `batch` slots one token, other ones in each slot."""
+    """Run one token in each of `batch` slots, a different one per slot."""
     ids = (np.arange(batch) * 37 % FIELDS["vocab_size"])[:, None]  # type: ignore[operator]
     reference.forward(Call(0, ids, np.full(batch, LENGTH // 2), np.ones(batch, np.int64)))
 
 
 def counts(form: str) -> NetworkCounts:
-    """Return what `trtkit plan` counts of the model."""
+    """Return the network's counts as `trtkit plan` has them."""
     options = LlmOptions(experts=form)
     config = ModelConfig(name="mixture", source=Source(hf="/nowhere"), precision="fp32", llm=options)
     return count_decoder(CountRequest("tensorrt_rtx", config, FIELDS, "config.json", LENGTH), JobContext())

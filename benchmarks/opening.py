@@ -1,7 +1,7 @@
-"""CPU seconds from a command to its first answer, and what opening a bundle takes of them.
+"""CPU seconds from a command's start to its first answer, and the share of opening a bundle.
 
-Of SmolLM2-135M, from a GGUF file in 4 bits, and EfficientNet-Lite0. `torch` imports torch, as every command must.
-`read` opens the layers in the bundle, `written` writes the same network from the model's source.
+Models: SmolLM2-135M from a 4-bit GGUF file, and EfficientNet-Lite0. `torch` is the import of torch, which every command
+needs. `read` opens the layers in the bundle; `written` writes the same network from the model's source.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REPEATS = 5
 
 
 def main() -> None:
-    """Measure, in one run, and write the results."""
+    """Measure in one run, and write the results."""
     with tempfile.TemporaryDirectory() as folder:
         language, vision = Path(folder, "llama"), Path(folder, "efficientnet")
         build(load_config("llama"), language)
@@ -59,7 +59,7 @@ def cpu_seconds(command: Sequence[str]) -> float:
 
 
 def used(work: Callable[[], object]) -> float:
-    """Return the CPU time of this process for some work."""
+    """Return the CPU time that `work` takes in this process."""
     before = os.times()
     work()
     after = os.times()

@@ -1,10 +1,10 @@
-"""Packed calls beside separate ones: SmolLM2 on the reference executor in fp32, and Llama 3.1 8B simulated.
+"""Packed calls against separate ones: SmolLM2 on the reference executor in fp32, and Llama 3.1 8B simulated.
 
-`decode_s` is a step of eight sequences without prompts; `mixed_s` one in which seven decode and one reads a prompt, up
-to the budget: in one call, or in two. Rounds are interleaved. `python -m benchmarks.packed` measures these.
+`decode_s` is a step in which eight sequences decode; in `mixed_s`, seven decode and one computes a prompt chunk of up
+to the budget, in one call or in two. Rounds are interleaved. `python -m benchmarks.packed` measures these.
 
-`python -m benchmarks.packed load` answers requests, too, which takes an hour: they arrive at random (Poisson), with
-prompts of 40 to 900 tokens and answers of 8 to 200; the load is the same for both, and so are the tokens.
+`python -m benchmarks.packed load` also serves requests, which takes an hour: Poisson arrivals with prompts of 40 to 900
+tokens and answers of 8 to 200. Load and tokens are the same for both.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from trtkit.llm.execution import DecoderNetwork
 
 REQUESTS, SLOTS, PER_SECOND, ROUNDS, STEPS = 12, 8, 2.0, 3, 5
-CACHED = 300  # tokens of each sequence
+CACHED = 300  # tokens per sequence
 BUDGETS = (64, 128, 512)
 CACHES = {"linear": ["llm.kv=linear"], "paged": ["llm.kv=paged"]}
 MODEL = "llama"
@@ -49,7 +49,7 @@ def network_of(batching: str, caches: list[str]) -> DecoderNetwork:
 
 
 def load(vocabulary: int) -> list[tuple[float, Request]]:
-    """Return requests with the second that each arrives at."""
+    """Return requests, each with its arrival in seconds."""
     r = np.random.default_rng(0)
     at_s = np.cumsum(r.exponential(1 / PER_SECOND, REQUESTS))
     requests = []
@@ -62,7 +62,7 @@ def load(vocabulary: int) -> list[tuple[float, Request]]:
 
 
 def tokens_per_second(network: DecoderNetwork, budget: int) -> dict[str, float]:
-    """Answer the load; return tokens of answers a second, and what was computed."""
+    """Serve the load; return answer tokens per second, and the numbers of calls and tokens computed."""
     engine = LLMEngine(ReferenceDecoder(network, SLOTS, pool=POOL), EngineOptions(token_budget=budget))
     waiting, tokens, started_s = load(network.vocab_size), 0, time.perf_counter()
     while waiting or engine.has_work:
@@ -86,14 +86,14 @@ def decode_s(network: DecoderNetwork) -> float:
 
 
 def mixed_s(network: DecoderNetwork, budget: int) -> float:
-    """Return the seconds of a step in which all slots but the last decode, and that one reads a piece of a prompt."""
+    """Return the seconds of a step in which the last slot computes a prompt chunk and the others decode."""
     decoder, one, rows = filled(network), np.ones(SLOTS, np.int64), SLOTS - 1
     new = budget - rows
     ids, last = np.full((1, new), 1000), np.array([rows])
 
     def run(step: int) -> None:
         decode, piece = decoding(rows, CACHED + step, one), Call(rows, ids, one[:1] * CACHED, np.array([new]))
-        decoder.cache.positions[rows] = CACHED  # the piece is read again
+        decoder.cache.positions[rows] = CACHED  # so that each run computes the same chunk
         if decoder.packed is None:
             decoder.forward(decode)
             decoder.forward(piece)
@@ -105,7 +105,7 @@ def mixed_s(network: DecoderNetwork, budget: int) -> float:
 
 
 def filled(network: DecoderNetwork) -> ReferenceDecoder:
-    """Return a decoder whose slots have CACHED tokens."""
+    """Return a decoder with CACHED tokens in each slot."""
     decoder, one = ReferenceDecoder(network, SLOTS, pool=POOL), np.ones(SLOTS, np.int64)
     for start in range(0, CACHED, network.max_prefill_length):
         count = min(network.max_prefill_length, CACHED - start)
@@ -119,12 +119,12 @@ def decoding(rows: int, cached: int, one: np.ndarray) -> Call:
 
 
 def median_s(run: Callable[[int], Any]) -> float:
-    """Return the median of the seconds of STEPS runs, after two that are not counted."""
+    """Return the median seconds of STEPS runs, after two uncounted ones."""
     return float(np.median([seconds(partial(run, step)) for step in range(STEPS + 2)][2:]))
 
 
 def simulated(batching: str) -> dict[str, float]:
-    """Return what `trtkit simulate` says of Llama 3.1 8B on an H100, in milliseconds."""
+    """Return `trtkit simulate`'s latencies of Llama 3.1 8B on an H100, in milliseconds."""
     words = ["simulate", "llama-3.1-8b", "--gpu", "h100", "--rate", "22", "--batching", batching, "--json"]
     command = [sys.executable, "-c", "from trtkit.cli.main import main; main()", *words]
     result = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)["result"]

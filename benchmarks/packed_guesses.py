@@ -1,8 +1,8 @@
-"""Guesses in the calls of prompts, and in calls of their own: SmolLM2 on the reference executor, in fp32.
+"""Speculation with guesses packed into prompts' calls, or in separate calls: SmolLM2 on the reference executor, fp32.
 
-`step_s` is a step in which seven sequences check four guesses each and one reads a piece of a prompt, up to the budget.
-`load` answers requests that come at every fifth step, with guesses by lookup: `apart`, guesses and prompts have a call
-each, on the same network. Runs of both are interleaved. `python -m benchmarks.packed_guesses` measures both.
+In `step_s`, seven sequences check four guesses each and one computes a prompt chunk of up to the budget. `load` serves
+requests that arrive every fifth step, with guesses by prompt lookup. `apart` is the same network with one call for
+guesses and one for prompts. Runs are interleaved. `python -m benchmarks.packed_guesses` measures both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BUDGETS = (64, 128)
 
 
 class Apart(EngineOptions):
-    """Guesses and prompts have a call each."""
+    """Guesses and prompts get separate calls."""
 
     def packed_calls(self, execution: DecoderExecution) -> PackedCalls | None:  # noqa: ARG002
         return None
@@ -42,14 +42,14 @@ OPTIONS = {"apart": Apart, "together": EngineOptions}
 
 
 def step(decoder: ReferenceDecoder, budget: int, *, is_together: bool) -> None:
-    """Run a step in which all slots but the last check guesses, and that one reads a prompt."""
+    """Run a step in which the last slot computes a prompt chunk and the others check guesses."""
     rows, width = SLOTS - 1, 1 + GUESSES
     assert decoder.packed is not None
     one, new = np.ones(rows, np.int64), budget - rows
     checked = Call(0, np.full((rows, width), 1000), one * CACHED, one * width)
     piece = Call(rows, np.full((1, new), 1000), one[:1] * CACHED, np.array([new]))
     index = np.append(np.arange(rows * width), rows * width + new - 1)
-    decoder.cache.positions[:] = CACHED  # all is read again
+    decoder.cache.positions[:] = CACHED  # so that each run computes the same tokens
     if is_together:
         decoder.packed.forward_packed(PackedCall(checked, replace(piece, scattered=np.array([rows])), index))
     else:
@@ -58,7 +58,7 @@ def step(decoder: ReferenceDecoder, budget: int, *, is_together: bool) -> None:
 
 
 def load(network: DecoderNetwork, options: type[EngineOptions]) -> dict[str, Any]:
-    """Answer requests; return tokens of answers a second, and what was computed."""
+    """Serve requests; return answer tokens per second, and the numbers of calls and tokens computed."""
     decoder = ReferenceDecoder(network, SLOTS, pool=POOL)
     engine = LLMEngine(decoder, options(token_budget=64, proposer=LookupProposer(GUESSES)))
     r, waiting = np.random.default_rng(0), []

@@ -1,6 +1,6 @@
-"""Packed calls of a model with recurrent layers: a Falcon-H1 of random weights, on the reference executor in fp32.
+"""Packed calls of a model with recurrent layers: a Falcon-H1 with random weights on the reference executor, fp32.
 
-`decode_s` and `mixed_s` are as in `packed`, of steps that read as much of a prompt as recurrent layers take at once.
+`decode_s` and `mixed_s` are as in `packed`, with prompt chunks of as many tokens as recurrent layers take in one call.
 Rounds are interleaved. `python -m benchmarks.packed_recurrent` measures both.
 """
 

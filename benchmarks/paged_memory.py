@@ -1,6 +1,6 @@
-"""What 2 GiB of caches hold of SmolLM2-135M, in slots and in pages, and how fast 64 requests are answered with each.
+"""How many sequences of SmolLM2-135M fit into 2 GiB of slots or pages, and how fast each serves 64 requests.
 
-Requests come to a tenth of the longest on average: 205 of 2,048 tokens. The reference executor computes, in fp32.
+Requests are a tenth of the maximum length on average: 205 of 2,048 tokens. On the reference executor in fp32.
 `python -m benchmarks.paged_memory`
 """
 
@@ -48,18 +48,18 @@ class Memory:
             )
 
     def requests(self, prompts: Sequence[int], max_tokens: int) -> list[Request]:
-        """Return requests with prompts of these lengths, each another one."""
+        """Return requests with different prompts of these lengths."""
         generator, words = np.random.default_rng(1), Vocabulary(self.vocab_size, ())
         settings = Settings.resolve(SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True), words)
         ids = [generator.integers(3, self.vocab_size, length).tolist() for length in prompts]
         return [Request(str(index), each, settings) for index, each in enumerate(ids)]
 
     def held(self, lengths: Sequence[int]) -> dict[str, float]:
-        """Return how many of the sequences fit at once, and which share of their memory holds no token."""
+        """Return how many of the sequences fit at once, and the unused share of their memory."""
         engine = LLMEngine(self._decoder, EngineOptions(token_budget=1, min_shared_tokens=1 << 30, host_cache_bytes=0))
         for request in self.requests(lengths, 1):
             engine.submit(request)
-        engine.step()  # lets in as many as fit, and computes one token
+        engine.step()  # admits as many as fit
         running = self._decoder.slots - engine.free_slots
         used, pages = sum(lengths[:running]), self._decoder.cache.pages
         reserved = running * LENGTH if pages is None else pages.held * pages.page_tokens
@@ -68,7 +68,7 @@ class Memory:
         return {"sequences": running, "waste": round(1 - used / reserved, 4)}
 
     def answer(self, prompts: Sequence[int]) -> None:
-        """Answer requests of `OUTPUT_TOKENS` tokens, as many at once as fit."""
+        """Serve requests of `OUTPUT_TOKENS` tokens, as many at once as fit."""
         engine = LLMEngine(self._decoder, EngineOptions(min_shared_tokens=1 << 30, host_cache_bytes=0))
         for request in self.requests(prompts, OUTPUT_TOKENS):
             engine.submit(request)

@@ -1,9 +1,9 @@
-"""SmolLM2 quantized: the perplexity of ModelOpt's fake-quantized model, and of the network that TensorRT builds of it.
+"""SmolLM2 quantized: perplexity of ModelOpt's fake-quantized model against that of the network TensorRT builds from it.
 
-ModelOpt's model, with weights that trtkit rounded where it does, computes in fp32 in torch; the network in fp16 in the
-reference executor. Where inputs are rounded, a last bit decides some codes, and what follows moves by as much as
-quantizing moved it, either way: the difference has a standard error over windows of text.
-`python -m benchmarks.quantize_agreement [METHOD...]` measures some again and keeps the others.
+ModelOpt's model computes in fp32 in torch, with trtkit's rounded weights where trtkit rounds them; the network computes
+in fp16 in the reference executor. If inputs are quantized, a last bit decides some codes, which moves results by as
+much as quantizing did, in either direction. So the difference has a standard error over windows of text.
+`python -m benchmarks.quantize_agreement [METHOD...]` measures only some methods again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ METHODS = {
     "fp8_pc": 16,
     "int8": 16,
 }
-"""Windows of each text by method."""
+"""Number of windows of each text, by method."""
 QUIET = Steps(lambda _: None)
 
 
@@ -76,7 +76,7 @@ def faked(made: QuantizedTorchModel, windows: Windows) -> Iterator[torch.Tensor]
 
 
 def executed(config: ModelConfig, folder: Path, windows: Windows) -> Iterator[torch.Tensor]:
-    """Yield the logits [S, V] of the network that is built from a checkpoint in `folder`."""
+    """Yield the logits [S, V] of the network built from the checkpoint in `folder`."""
     source = config.source.model_copy(update={"hf": str(folder), "gguf": None, "requires": None})
     built = config.model_copy(update={"source": source, "quantize": None})
     decoder = ReferenceDecoder(config_network(built, "tensorrt_rtx", "all"), 1)
@@ -85,14 +85,14 @@ def executed(config: ModelConfig, folder: Path, windows: Windows) -> Iterator[to
 
 
 def all_windows(made: QuantizedTorchModel, count: int) -> Windows:
-    """Return `count` windows of each of the two texts."""
+    """Return `count` windows of each text."""
     tokenizer = encoder(made.opened)
     ids = [tokenizer.encode(text[: 6 * WINDOW * count])[: WINDOW * count] for text in texts().values()]
     return np.array(ids).reshape(-1, WINDOW)
 
 
 def measure(method: str, folder: Path) -> Json:
-    """Return a method's perplexities over all windows, and how far they are apart."""
+    """Return a method's two perplexities over all windows, and their difference."""
     keys = [f"calibration.data={calibration_text(folder)}", "calibration.samples=8", "calibration.length=256"]
     block = ["block=32"] if method.startswith("int4") else []
     config = load_config("llama", [f"quantize.{key}" for key in (f"method={method}", *block, *keys)], "sm89")

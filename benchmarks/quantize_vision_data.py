@@ -1,4 +1,4 @@
-"""Photographs and lines of text: what vision models are calibrated on, and others that they are measured on."""
+"""Photographs and lines of text for calibrating vision models, and others for evaluating them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALIBRATION = (
     "moon.png", "page.png", "retina.jpg",
 )  # fmt: skip
 MEASURED = ("chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg", "gravel.png")
-"""Of scikit-image; none of them, nor its twin, is among those of CALIBRATION."""
+"""From scikit-image; CALIBRATION has none of them, nor another view of the same scene."""
 WORDS = (
     "The quick brown fox jumps over the lazy dog", "Segmentation of regions by markers", "Figure 12: results in %",
     "Total 1,284.50 EUR on 2026-11-21", "Let x be an image of size 640 by 480", "Watershed (from the gradient)",
@@ -35,7 +35,7 @@ def photograph(name: str) -> Image.Image:
 
 
 def views(names: Sequence[str], count: int) -> Iterator[Image.Image]:
-    """Yield `count` views of each photograph: whole, then squares of its corners and middle, plain and mirrored."""
+    """Yield `count` views of each photograph: whole, then squares at its corners and centre, plain and mirrored."""
     for name in names:
         image = photograph(name)
         found = [image.crop(box) for box in _boxes(image)]
@@ -43,7 +43,7 @@ def views(names: Sequence[str], count: int) -> Iterator[Image.Image]:
 
 
 def lines() -> Iterator[Image.Image]:
-    """Yield lines of text, black on white and otherwise."""
+    """Yield lines of text, in black on white and in other colours."""
     for index, words in enumerate(WORDS):
         ink, ground = ((20, 20, 20), (250, 250, 250)) if index % 3 else ((240, 240, 220), (40, 60, 90))
         font = ImageFont.load_default(24 + 6 * (index % 4))
@@ -72,7 +72,7 @@ def save(images: Iterator[Image.Image], folder: Path) -> Path:
 
 
 def _boxes(image: Image.Image) -> list[tuple[int, int, int, int]]:
-    """Return the whole image, and squares of 0.9 and 0.7 of its shorter side in the middle and the corners."""
+    """Return the whole image, and squares of 0.9 and 0.7 of its shorter side at the centre and the corners."""
     width, height = image.size
     boxes = [(0, 0, width, height)]
     for share in (0.9, 0.7):

@@ -1,7 +1,7 @@
-"""Decoding SmolLM2-135M without a GPU, by type of weights: seconds of a step, and memory that opening it takes.
+"""Decoding SmolLM2-135M without a GPU, by type of weights: seconds per step, and memory after opening.
 
-Each network runs in a process of its own, in one thread: the fast way beside layer by layer, and `read`, how long this
-machine takes to read as many bytes as the network's weights have, in the same turns.
+Each network runs in its own process on one thread: the fast path against layer by layer execution, and `read`, how long
+this machine takes to read as many bytes as the network's weights have, in the same turns.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def decoding(precision: str, source: str) -> dict[str, Any]:
-    """Return figures of one network."""
+    """Return the figures of one network."""
     sets = [f"precision={precision}", "llm.max_batch_size=1", *([source] if source else [])]
     network = config_network(load_config("llama", sets), "tensorrt_rtx")
     decoders, memory_mib = {}, {}
@@ -81,7 +81,7 @@ def _call(start: int, count: int) -> Call:
 
 
 def _memory_mib() -> float:
-    """Return this process's memory, without what is mapped from files."""
+    """Return this process's memory, without pages mapped from files."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) / 1024
 

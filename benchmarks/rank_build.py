@@ -1,8 +1,8 @@
-"""Build one rank's share of large Llamas in int4: time and peak memory by the number of ranks.
+"""Building one rank's share of large Llamas in int4: time and peak memory by number of ranks.
 
-The weights are random codes in blocks of 128, in ModelOpt's form, different in every layer, written once to a folder
-next to the user's cache (the 70 B model takes 38 GiB).
-`python -m benchmarks.rank_build [SIZE...]` measures some sizes again and keeps the others.
+The weights are random codes in blocks of 128 in ModelOpt's format, different in every layer, written once to a folder
+next to the user's cache (38 GiB for the 70 B model).
+`python -m benchmarks.rank_build [SIZE...]` measures only some sizes again.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ SIZES = {
     "8": ((128256, 4096, 14336, 32, 32, 8, False), (1, 2, 4, 8)),  # Llama-3.1-8B
     "70": ((128256, 8192, 28672, 80, 64, 8, False), (8,)),  # Llama-3.1-70B
 }
-"""By billions of parameters: the numbers of config.json, and how many ranks to share the model among."""
+"""By billions of parameters: sizes of config.json, and numbers of ranks."""
 
 
 def weights_folder(size: str) -> Path:
-    """Return a Hugging Face folder of a size, made if it is not there yet."""
+    """Return a Hugging Face folder of a size, written if it does not exist yet."""
     folder = cache_folder().parent / "trtkit-benchmarks" / f"llama-{size}b-int4-flipped"
     if not (folder / "config.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def weights_folder(size: str) -> Path:
 
 
 def _save(folder: Path, fields: dict[str, Any]) -> None:
-    """Write random codes with their scales, drawn once for each shape; each matrix has other bits of them flipped."""
+    """Write random codes and scales, drawn once per shape; each matrix flips different bits of them."""
     spec, generator = decoder_spec(fields), np.random.default_rng(0)
     linear = {f"{layer.name}.weight" for layer in linear_layers(spec)} - {"lm_head.weight"}
     drawn: dict[tuple[int, ...], Array] = {}

@@ -1,4 +1,4 @@
-"""The reference executor beside torch eager and ONNX Runtime on CPU: wall time of a run and peak memory."""
+"""The reference executor against torch eager and ONNX Runtime on the CPU: wall time of a run, peak memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _RESNET50 = {
 
 @dataclass(frozen=True)
 class Case:
-    """A model, the input shape it runs on, and whether torch can run it too: PP-OCR has no PyTorch module."""
+    """A model and its input shape. PP-OCR has no torch module, so torch cannot run it."""
 
     config: ModelConfig
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ def cases() -> list[Case]:
 
 
 def figures_of(case: Case) -> dict[str, Any]:
-    """Run every runtime in turn, each time in a new process, on the ONNX file that TensorRT parses."""
+    """Run all runtimes in turn, each time in a new process, on the ONNX file that TensorRT parses."""
     with tempfile.TemporaryDirectory() as folder:
         inputs = gather_inputs(case.config, ChildRunner())
         (stage,) = prepare_stages(inputs, Path(folder), ChildRunner()).stages
@@ -67,14 +67,14 @@ def figures_of(case: Case) -> dict[str, Any]:
 
 
 def _run(runtime: str, words: list[str]) -> Any:
-    """Run one process; its figures are the last line, after TensorRT's log."""
+    """Run one process; return the figures in its last line of output, which follows TensorRT's log."""
     command = [sys.executable, "-m", "benchmarks.reference_run", runtime, *words]
     answer = subprocess.run(command, capture_output=True, check=True, text=True)
     return json.loads(answer.stdout.splitlines()[-1])
 
 
 def _compare(samples: dict[str, list[Any]]) -> dict[str, Any]:
-    """Return each runtime's figures and the reference executor's ratios to the others."""
+    """Return each runtime's figures, and the reference executor's ratios to the others."""
     run_s, loaded, peak = (
         {name: [run[key] for run in runs] for name, runs in samples.items()}
         for key in ("run_s", "loaded_mib", "peak_memory_mib")

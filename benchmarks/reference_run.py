@@ -1,4 +1,4 @@
-"""Load one model in one runtime, run it, print seconds and peak memory: a process of its own, so that memory is too.
+"""Runs one model in one runtime and prints seconds and peak memory; a separate process, so that memory is its own.
 
 Usage: python -m benchmarks.reference_run RUNTIME MODEL.onnx SHAPE_JSON CONFIG_JSON
 """
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 def trtkit(onnx: Path, _config: Any, *, is_fast: bool = True) -> Callable[[Array], Any]:
-    """The reference executor on the network that TensorRT-RTX's parser writes, as `trtkit run` takes it."""
+    """Return the reference executor on the network of TensorRT-RTX's parser, as in `trtkit run`."""
     import torch
 
     from trtkit.backends import load_backend
@@ -40,7 +40,7 @@ def trtkit(onnx: Path, _config: Any, *, is_fast: bool = True) -> Callable[[Array
 
 
 def torch_eager(_onnx: Path, config: Any) -> Callable[[Array], Any]:
-    """The source module."""
+    """Return the source's torch module."""
     import torch
 
     from trtkit.config.schema import TorchSource
@@ -57,7 +57,7 @@ def torch_eager(_onnx: Path, config: Any) -> Callable[[Array], Any]:
 
 
 def onnxruntime(onnx: Path, _config: Any) -> Callable[[Array], Any]:
-    """ONNX Runtime on CPU with its default optimizations."""
+    """Return ONNX Runtime on the CPU with its default optimizations."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -68,7 +68,7 @@ def onnxruntime(onnx: Path, _config: Any) -> Callable[[Array], Any]:
 
 
 def layer_by_layer(onnx: Path, config: Any) -> Callable[[Array], Any]:
-    """The reference executor as `trtkit verify` takes it."""
+    """Return the reference executor as in `trtkit verify`."""
     return trtkit(onnx, config, is_fast=False)
 
 
@@ -81,7 +81,7 @@ RUNTIMES: dict[str, Callable[[Path, Any], Callable[[Array], Any]]] = {
 
 
 def main(runtime: str, onnx: str, shape: str, config: str) -> None:
-    """Print the median of a few runs and what the process took in all."""
+    """Print the median seconds of a few runs, and the process's time and peak memory."""
     x = np.random.default_rng(0).standard_normal(json.loads(shape)).astype(np.float32)
     run = RUNTIMES[runtime](Path(onnx), json.loads(config))
     loaded_mib = own_peak_memory_mib()

@@ -1,4 +1,4 @@
-"""ResNet-50 (He et al., 2015, arXiv:1512.03385) as torchvision builds it, with random weights."""
+"""ResNet-50 (He et al., 2015, arXiv:1512.03385) with torchvision's structure and random weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[nn.Mo
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 (with the stride) and 1x1 convolutions beside a shortcut."""
+    """1x1, 3x3 (with the stride) and 1x1 convolutions, and a shortcut."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Bottleneck(nn.Module):
 
 
 def resnet50(num_classes: int = 1000) -> nn.Sequential:
-    """Return logits [N, num_classes] of images [N, 3, H, W]."""
+    """Return the module: images [N, 3, H, W] to logits [N, num_classes]."""
     torch.manual_seed(0)
     layers = [*_conv(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
     channels = 64

@@ -1,4 +1,4 @@
-"""The models of `benchmarks.routes`: transformers' classes, published sizes, random weights that stay in range."""
+"""Models for `benchmarks.routes`: transformers' classes in published sizes, with random weights that stay in range."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TINY_RT = {
 _RESIDUAL_WEIGHT = 0.2
 _TINY_VIT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 
-# Name: model type, class, config, image size.
+# By name: model type, class, config, image size.
 MODELS: dict[str, tuple[str, str, dict[str, Any], tuple[int, int]]] = {
     "vit-tiny": ("vit", "ViTForImageClassification", {**_TINY_VIT, "image_size": 64, "patch_size": 16}, (64, 64)),
     "detr-tiny": (
@@ -52,7 +52,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], tuple[int, int]]] = {
 
 
 def save_model(name: str, folder: Path) -> None:
-    """Write a model into a folder as transformers saves it."""
+    """Save a model to a folder, as transformers does."""
     import torch
     import transformers
 
@@ -62,17 +62,17 @@ def save_model(name: str, folder: Path) -> None:
     for weight in model.parameters():
         if weight.dim() == 4:
             torch.nn.init.kaiming_normal_(weight)
-        elif weight.dim() > 1 and not weight.any():  # transformers starts some at zero; nothing would follow from them
+        elif weight.dim() > 1 and not weight.any():  # transformers initializes some to zero, which would disable them
             torch.nn.init.normal_(weight, 0.0, 0.1 * weight[0].numel() ** -0.5)
     _normalize(model, torch.randn(1, 3, *size))
     model.save_pretrained(folder)
 
 
 def _normalize(model: torch.nn.Module, pixels: torch.Tensor) -> None:
-    """Give every batch norm the statistics of one image, and those that end a residual branch a small weight.
+    """Set every batch norm to the statistics of one image; those that end a residual branch get a small weight.
 
-    Training leaves both so. transformers initializes some weights to about 0.01, which multiply layer by layer until
-    fp16 holds only zeros; with 1 everywhere, 16 random residual blocks make any rounding error 200 times larger.
+    Trained models have both. transformers initializes some weights to about 0.01, which multiply layer by layer until
+    fp16 holds only zeros; with 1 everywhere, 16 random residual blocks amplify rounding errors by 200.
     """
     import torch
 

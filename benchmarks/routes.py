@@ -1,8 +1,8 @@
-"""Hybrids by both routes: the whole model through ONNX, and ONNX with the network API. Layers, build time, errors.
+"""Hybrids by both routes, entirely through ONNX or with the network API: layers, build time, errors.
 
-The models are those of `benchmarks.route_models`. Builds of the routes are interleaved; their times are medians, and
-ratios to the whole model through ONNX in the same run. Errors are of the reference executor on the network that
-TensorRT-RTX builds, against transformers in fp32.
+Models are from `benchmarks.route_models`. Builds of the routes are interleaved; times are medians, with ratios to ONNX
+alone in the same run. Errors are the reference executor's on the network that TensorRT-RTX builds, against
+transformers in fp32.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REPEATS = 3
 
 
 def main(names: Sequence[str] = ()) -> None:
-    """Measure models, all where none is named, tiny ones in every way; write the results, others as they were."""
+    """Measure the named models, or all, and tiny ones by every route; write the results, keeping earlier ones."""
     results: dict[str, Any] = json.loads(PATH.read_text(encoding="utf-8"))["routes"] if names else {}
     with tempfile.TemporaryDirectory(prefix="trtkit-routes-") as scratch:
         for name in names or MODELS:
@@ -67,7 +67,7 @@ def figures(folder: Path, routes: list[str], precision: str) -> dict[str, Any]:
 
 
 def _config(folder: Path, route: str, precision: str) -> ModelConfig:
-    """Return what is built, for batches of one."""
+    """Return the config to build, for batches of one."""
     fields = {
         "name": folder.name,
         "source": {"hf": str(folder)},
@@ -81,13 +81,13 @@ def _config(folder: Path, route: str, precision: str) -> ModelConfig:
 
 
 def _times(bundle: Bundle) -> dict[str, float]:
-    """Return the seconds of making the network's ONNX, and of writing and building it."""
+    """Return the seconds of preparing the ONNX file, and of writing and building the network."""
     metrics = bundle.manifest.metrics
     return {"prepare_s": metrics.prepare_s, "build_s": metrics.parse_s + metrics.describe_s + metrics.build_s}
 
 
 def _times_beside(times: list[dict[str, float]], onnx: list[dict[str, float]]) -> dict[str, Any]:
-    """Return the spread of each time, and its median beside that of the whole model through ONNX."""
+    """Return each time's spread, and the ratio of its median to that of ONNX alone."""
     found: dict[str, Any] = {}
     for key in ("prepare_s", "build_s"):
         own, other = [item[key] for item in times], [item[key] for item in onnx]
@@ -96,7 +96,7 @@ def _times_beside(times: list[dict[str, float]], onnx: list[dict[str, float]]) -
 
 
 def _sizes(bundle: Bundle) -> dict[str, Any]:
-    """Return what the network and its engines are made of."""
+    """Return the numbers of layers and the sizes of the network and its engines."""
     totals = bundle.manifest.totals
     return {
         "layers": totals.layers,
@@ -107,7 +107,7 @@ def _sizes(bundle: Bundle) -> dict[str, Any]:
 
 
 def _errors(bundle: Bundle) -> dict[str, Any]:
-    """Return how far outputs and parts are from transformers'."""
+    """Return the errors of outputs and parts against transformers."""
     report = verify_bundle(bundle, VerifySettings(corners=False), ChildRunner())
     return {
         "relative_rms_error": {key: output.relative_rms_error for key, output in report.outputs.items()},
@@ -119,7 +119,7 @@ def _errors(bundle: Bundle) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return the results as the rows that docs/hybrids.md shows."""
+    """Return the rows of the table in docs/hybrids.md."""
     titles = ("layers", "attention layers", "engine, MiB", "prepare", "write and build", "error")
     head = f"| model | type | route | {' | '.join(titles)} |"
     rows = [head, "| --- | --- | --- | --: | --: | --: | --: | --: | --- |"]
@@ -137,7 +137,7 @@ def _time(found: dict[str, Any], key: str) -> str:
 
 
 def _errors_text(found: dict[str, Any]) -> str:
-    """Return every output's error, the share of rows without a partner, and whether all is within the tolerance."""
+    """Return each output's error, the share of unpaired rows, and whether all are within tolerance, as text."""
     errors = found["relative_rms_error"].items()
     said = [f"{name} {'not finite' if error is None else f'{error:.1e}'}" for name, error in errors]
     if found["unpaired_rows"]:
@@ -146,7 +146,7 @@ def _errors_text(found: dict[str, Any]) -> str:
 
 
 def write_docs(results: dict[str, Any]) -> None:
-    """Put the table between its marks in docs/hybrids.md."""
+    """Write the table between its marks in docs/hybrids.md."""
     write_between(DOCS, "routes", table(results))
 
 

@@ -1,6 +1,6 @@
-"""Sampling on the CPU compared with argmax over the same logits: `python -m benchmarks.sampling`.
+"""Sampling on the CPU against argmax over the same logits: `python -m benchmarks.sampling`.
 
-Settings x distributions x vocabularies x rows, in one thread; writes benchmarks/results/sampling.json.
+Settings x distributions x vocabularies x rows, on one thread; writes benchmarks/results/sampling.json.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def distributions(rows: int, vocabulary: int) -> dict[str, torch.Tensor]:
-    """Return logits [rows, vocabulary] by what they are like."""
+    """Return logits [rows, vocabulary] by the name of their distribution."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(rows, vocabulary, generator=generator)
     log_ranks = torch.arange(1, vocabulary + 1)[torch.randperm(vocabulary, generator=generator)].log()
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def _ratios(logits: torch.Tensor) -> dict[str, Any]:
-    """Return milliseconds of a step by settings, and how many times argmax they are, in the same turns."""
+    """Return milliseconds per step by settings, and their ratios to argmax in the same turns."""
     runs: dict[str, Callable[[], object]] = {"argmax": partial(logits.numpy().argmax, -1)}
     runs |= {name: _step(logits, params) for name, params in SETTINGS.items()}
     samples = interleaved({name: partial(seconds, run) for name, run in runs.items()}, REPEATS)
@@ -75,7 +75,7 @@ def _ratios(logits: torch.Tensor) -> dict[str, Any]:
 
 
 def _step(logits: torch.Tensor, params: dict[str, Any]) -> Callable[[], object]:
-    """Return a function that samples a token for each row."""
+    """Return a function that samples a token per row."""
     rows, vocabulary = logits.shape
     sequences = Sequences(rows, 8)
     sampler = Sampler(sequences, vocabulary)

@@ -1,6 +1,6 @@
-"""How many seeded answers differ between alone and in a batch, by precision: a random Llama with 49,152 tokens.
+"""How many seeded answers differ between running alone and in a batch, by precision: a random Llama, 49,152 tokens.
 
-Run `python -m benchmarks.seeded_answers`; docs/generation-settings.md states the figures.
+`python -m benchmarks.seeded_answers`; the figures are in docs/generation-settings.md.
 """
 
 from __future__ import annotations

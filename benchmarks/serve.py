@@ -1,9 +1,9 @@
-"""What a Triton server costs beside the same runtime in this process: `python -m benchmarks.serve`.
+"""The overhead of a Triton server against the same runtime in this process: `python -m benchmarks.serve`.
 
-Vision: EfficientNet-Lite0 as tensors, clients of tritonclient's asyncio gRPC API in a process of their own.
-LLM: SmolLM2 with NVIDIA's AIPerf as the client, which has an environment of its own: set AIPERF to its program;
-without it the LLM part is left out and the file says so. Concurrency is the number of requests under way at once.
-The runtime computes with one thread on both sides: the client needs a core of its own (AIPerf keeps one fully busy).
+Vision: EfficientNet-Lite0 on tensors; the clients use tritonclient's asyncio gRPC API in a separate process.
+LLM: SmolLM2 with NVIDIA's AIPerf as the client, which needs its own environment: set AIPERF to its program. Without it
+the LLM part is skipped, which the results state. Concurrency is the number of requests in flight.
+The runtime uses one thread on both sides, since the client needs a core (AIPerf keeps one fully busy).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def table(figures: Mapping[str, Any]) -> str:
-    """Return the table of docs/serving.md."""
+    """Return the table in docs/serving.md."""
     rows = [
         "| model | under way | in process | served | ratio | served p50, p99 |",
         "| --- | --: | --: | --: | --: | --- |",
@@ -82,7 +82,7 @@ def _bundle(root: Path, name: str) -> Path:
 
 
 def _vision(bundle: Path, url: str) -> dict[str, Any]:
-    """Return images a second and latency at each concurrency, one image a request."""
+    """Return images per second and latency at each concurrency, with one image per request."""
     local = InProcess(bundle)
     found: dict[str, Any] = {
         "model": f"{VISION}, fp32, one image a request, reference executor with one thread on both sides",
@@ -99,7 +99,7 @@ def _vision(bundle: Path, url: str) -> dict[str, Any]:
 
 
 def _compared(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Return both sides' throughput and latency, and the ratios of medians."""
+    """Return both sides' throughput and latency, and the ratios of their medians."""
     rates = {side: [run["per_second"] for run in runs] for side, runs in samples.items()}
     latencies = {side: [value for run in runs for value in run["latencies_ms"]] for side, runs in samples.items()}
     found: dict[str, Any] = {

@@ -1,8 +1,8 @@
-"""SmolLM2 served by Dynamo against the same bundle in this process and on Triton; what routing and prefill workers do.
+"""SmolLM2 on Dynamo against the same bundle in this process and on Triton; effects of KV routing and prefill workers.
 
-`python -m benchmarks.serve_dynamo` writes results/serve_dynamo.json: tokens per second and time to first token of the
-three ways in turn, at concurrency 1, 8 and 32; prompt tokens that two workers compute on prompts that share beginnings,
-routed by cache and in turn; long prompts at one worker, and at one that answers and one that computes prompts.
+`python -m benchmarks.serve_dynamo` writes results/serve_dynamo.json: tokens per second and time to first token of all
+three in turn, at concurrency 1, 8 and 32; prompt tokens that two workers compute for prompts with shared prefixes,
+with KV routing and round-robin; long prompts on one worker, and on a decode worker with a prefill worker.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ Row = dict[str, Any]
 
 
 def prompt(number: int, length: int = PROMPT) -> list[int]:
-    """Return tokens that no other number's prompt begins with."""
+    """Return a prompt that shares no prefix with another number's."""
     return [5 + (number * 7919 + place * 104729) % 40000 for place in range(length)]
 
 
 @dataclass(frozen=True)
 class Way:
-    """How prompts are answered. pids: of the servers, the first processes of their sessions."""
+    """A way to answer prompts. pids: of the servers' session leaders."""
 
     answer: Answer
     pids: tuple[int, ...] = ()
 
     def cpu_s(self) -> float:
-        """Return the processor time that the servers have taken, this process's own if there are none."""
+        """Return the servers' CPU time so far, or this process's if there are no servers."""
         if not self.pids:
             return time.process_time()
         stats = [path.read_text().rpartition(")")[2].split() for path in Path("/proc").glob("[0-9]*/stat")]
@@ -61,9 +61,9 @@ class Way:
 
 
 async def measure(way: Way, concurrency: int, prompts: list[list[int]]) -> dict[str, float]:
-    """Return tokens per second, processor time per token, and the median time to the first token; in seconds.
+    """Return tokens per second, CPU seconds per token, and the median time to first token in seconds.
 
-    concurrency: requests at once. Processor time is that of the servers, without the client's.
+    concurrency: requests in flight. CPU time is the servers', without the client's.
     """
     first_s: list[float] = []
     free = asyncio.Semaphore(concurrency)
@@ -128,7 +128,7 @@ def by_triton(client: Any) -> Answer:
 
 
 async def in_turn(ways: Mapping[str, Way], concurrency: int, first: int) -> Row:
-    """Return each way's medians, and those of its ratios to the one in this process, round by round."""
+    """Return each way's medians, and the medians of its ratios to this process, round by round."""
     results: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     count = max(4, concurrency)
     for _ in range(ROUNDS):
@@ -156,14 +156,14 @@ def on_triton(bundle: Path) -> Iterator[tuple[str, int]]:
 
 
 def pids_of(running: Served) -> tuple[int, ...]:
-    """Return the processes of a fleet."""
+    """Return the process ids of a fleet."""
     fleet = running.fleet
     assert fleet.frontend_pid is not None
     return (fleet.frontend_pid, *(member.process.pid for member in fleet.workers))
 
 
 def throughput(bundle: Path) -> list[Row]:
-    """Measure the three ways in turn, at each concurrency."""
+    """Measure all three ways in turn, at each concurrency."""
     with serving(bundle) as running, on_triton(bundle) as (grpc, pid):
         llm = AsyncLLM(bundle)
 
@@ -182,7 +182,7 @@ def throughput(bundle: Path) -> list[Row]:
 
 
 def routing(bundle: Path) -> dict[str, float]:
-    """Return the prompt tokens that two workers compute, by router: groups of prompts that share 96 of 112 tokens."""
+    """Return the prompt tokens that two workers compute, by router: groups of prompts share 96 of 112 tokens."""
     computed: dict[str, float] = {}
     for router in ("kv", "round-robin"):
         with serving(bundle, replicas=2, router=router) as running:
@@ -198,7 +198,7 @@ def routing(bundle: Path) -> dict[str, float]:
 
 
 def prefill_apart(bundle: Path) -> Row:
-    """Measure long prompts at one worker, and at one that answers and one that computes prompts."""
+    """Measure long prompts on one worker, and on a decode worker with a prefill worker."""
     row: Row = {"prompt_length": LONG, "concurrency": LONG_REQUESTS}
     for name, workers in {"one worker": 0, "one more for prompts": 1}.items():
         with serving(bundle, prefill_workers=workers) as running:

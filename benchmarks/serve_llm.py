@@ -1,4 +1,4 @@
-"""SmolLM2 on a server, asked by AIPerf, beside the same engine in this process with the same requests."""
+"""SmolLM2 on a server under AIPerf's load, against the same engine and requests in this process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 NEW_TOKENS, REPEATS = 16, 3
 SENTENCE = "The engine of the old ship was repaired by a crew that had never seen one like it before"
-# AIPerf fills this in; `text` is the prompt.
+# AIPerf's template of a request; `text` is the prompt.
 _BODY = '{{"text_input": {{{{ text|tojson }}}}, "max_tokens": {tokens}, "stream": true, "ignore_eos": true}}'
 
 
 def llm_figures(bundle: Path, url: str, concurrencies: Sequence[int]) -> dict[str, Any]:
-    """Return tokens a second on both sides at each concurrency. url: of the HTTP endpoint."""
+    """Return tokens per second of both sides at each concurrency. url: the HTTP endpoint's."""
     program = os.environ.get("AIPERF") or shutil.which("aiperf")
     if program is None:
         return {"left out": "no AIPerf: set AIPERF to its program"}
@@ -59,7 +59,7 @@ def _prompts(count: int) -> list[str]:
 
 
 def _local(llm: LLM, prompts: Sequence[str], concurrency: int) -> dict[str, float]:
-    """Answer the prompts with so many under way; return tokens a second and the median time to the first token."""
+    """Answer the prompts with `concurrency` in flight; return tokens per second and the median time to first token."""
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
     waiting, frontend, outputs = list(prompts), llm.frontend, []
     started = time.perf_counter()
@@ -74,7 +74,7 @@ def _local(llm: LLM, prompts: Sequence[str], concurrency: int) -> dict[str, floa
 
 
 def _aiperf(program: str, url: str, bundle: Path, prompts: Sequence[str], concurrency: int) -> dict[str, Any]:
-    """Return what AIPerf measured of these prompts."""
+    """Return AIPerf's measurements for these prompts."""
     with tempfile.TemporaryDirectory() as folder:
         prompts_file = Path(folder) / "prompts.jsonl"
         prompts_file.write_text("\n".join(json.dumps({"text": prompt}) for prompt in prompts))

@@ -1,4 +1,4 @@
-"""Load for a vision model: in this process, and on a server from clients in a process of their own."""
+"""Load for a vision model: in this process, or on a server from clients in a separate process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class InProcess:
         self._model = open_model(bundle)
 
     def run(self, concurrency: int, seconds: float) -> dict[str, Any]:
-        """Call batches of `concurrency` images for some time; each image waits as long as its batch."""
+        """Run batches of `concurrency` images for some time; an image's latency is its batch's."""
         images = _images(concurrency)
         for _ in range(WARM_UP):
             self._model(images)
@@ -40,13 +40,13 @@ class InProcess:
 
 
 class Served:
-    """The bundle on a server, asked by a process of its own."""
+    """The bundle on a server, with clients in a separate process."""
 
     def __init__(self, url: str, model: str) -> None:
         self._url, self._model = url, model
 
     def run(self, concurrency: int, seconds: float) -> dict[str, Any]:
-        """Keep `concurrency` requests of one image under way for some time."""
+        """Keep `concurrency` requests of one image in flight for some time."""
         words = [self._url, self._model, str(concurrency), str(seconds)]
         command = [sys.executable, "-m", "benchmarks.serve_load", *words]
         answer = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -59,7 +59,7 @@ def _images(count: int) -> np.ndarray[Any, Any]:
 
 
 async def _ask(url: str, model: str, concurrency: int, seconds: float) -> dict[str, Any]:
-    """Return requests a second and their latencies; requests that began before the time was over are waited for."""
+    """Return requests per second and latencies; requests in flight at the end are awaited and count."""
     from tritonclient.grpc import InferInput
     from tritonclient.grpc.aio import InferenceServerClient
 

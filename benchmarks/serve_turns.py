@@ -1,9 +1,9 @@
-"""Conversations in turns on two workers of Dynamo's: what the router gains by knowing more than the device's caches.
+"""Conversations on two Dynamo workers: what the router gains by knowing the host's cache, too.
 
-`python -m benchmarks.serve_turns` writes results/serve_turns.json: more conversations than the slots of two workers of
-SmolLM2 hold, all turns answered by a router that knows what slots hold, and by one that knows the host's blocks too, in
-alternation; then with a worker killed halfway, each answer compared with that of a single worker that nothing disturbs:
-in fp16, in which near ties of logits are ties, and in fp32.
+`python -m benchmarks.serve_turns` writes results/serve_turns.json. Two workers with SmolLM2 serve more conversations
+than their slots hold, with a router that knows the slots' contents, and with one that knows the host's blocks too,
+alternately. Then one worker is killed halfway, and each answer is compared with that of a single undisturbed worker: in
+fp16, where rounding turns near ties of logits into ties, and in fp32.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WORKERS = {"device only": "benchmarks.device_events", "all tiers": MODULE}
 
 @dataclass
 class Turns:
-    """What clients saw: prompts' tokens and cached ones, seconds to first tokens, answers by conversation and turn."""
+    """What clients saw: prompt tokens and cached ones, seconds to first tokens, answers by (conversation, turn)."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -53,9 +53,9 @@ class Turns:
 
 
 async def converse(served: Served, concurrency: int, kill_at: int | None = None) -> Turns:
-    """Return what all turns took, after the first of each; kill_at: the answer after which a worker is killed.
+    """Return the figures of turns after each conversation's first. kill_at: the answer after which to kill a worker.
 
-    Each concurrency has other conversations, which begin together, so that both workers get some.
+    Each concurrency has its own conversations, which start together, so that both workers get some.
     """
     client = AsyncOpenAI(base_url=served.fleet.options.url, api_key="none", timeout=600, max_retries=0)
     seen, r = Turns(), random.Random(concurrency)
@@ -106,7 +106,7 @@ async def converse(served: Served, concurrency: int, kill_at: int | None = None)
 
 
 def run(bundle: Path, worker: str, replicas: int = 2, kill_at: int | None = None) -> dict[int, Turns]:
-    """Return what the turns took at each concurrency, on new workers, which run the module `worker`."""
+    """Return the turns' figures at each concurrency, on new workers that run the module `worker`."""
     fleet.MODULE = worker  # type: ignore[attr-defined]
     with serving(bundle, replicas=replicas, slots=SLOTS) as served:
         seen = {}
@@ -117,7 +117,7 @@ def run(bundle: Path, worker: str, replicas: int = 2, kill_at: int | None = None
 
 
 def row(runs: list[Turns]) -> dict[str, float]:
-    """Return the figures of runs."""
+    """Return the figures of several runs together."""
     waits = [1e3 * each for run in runs for each in run.first_token_s]
     return {
         "hit_rate": round(sum(run.cached_tokens for run in runs) / sum(run.prompt_tokens for run in runs), 3),
@@ -129,12 +129,12 @@ def row(runs: list[Turns]) -> dict[str, float]:
 
 
 def wrong(seen: Turns, expected: Turns) -> int:
-    """Return how many answers differ from those expected, missing ones too."""
+    """Return how many answers differ from the expected ones or are missing."""
     return sum(seen.answers.get(key) != answer for key, answer in expected.answers.items())
 
 
 def wrong_in_fp32(folder: Path) -> int:
-    """Return how many answers of two workers, one of them killed, differ from those of a single one, in fp32."""
+    """Return how many answers of two workers, of which one is killed, differ from a single worker's, in fp32."""
     bundle = build_bundle(load_config("llama", ["precision=fp32"]), folder, ChildRunner()).bundle.path
     alone, killed = (
         run(bundle, WORKERS["all tiers"], replicas, kill_at)[CONCURRENCIES[-1]]

@@ -1,7 +1,7 @@
-"""Schedules, and slots against pages, in simulation: Llama-2-7B on an A100 of 80 GB, at its roofline.
+"""Simulated schedules, and slots against pages: Llama-2-7B on an A100 with 80 GB, at its roofline.
 
-Lengths are log-normal with the means of ShareGPT that vLLM's paper states (161 and 338 tokens) and deviations as large.
-Slots have room for 2,048 tokens. `python -m benchmarks.simulate [PART...]` simulates some parts again.
+Lengths are log-normal, with ShareGPT's means from vLLM's paper (161 and 338 tokens) and standard deviations equal to
+them. Slots hold 2,048 tokens. `python -m benchmarks.simulate [PART...]` simulates all parts or some.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ VLLM = "arXiv 2309.06180: earlier systems use 20.4 % to 38.2 % of their caches' 
 
 
 def traffic(rate: float, pattern: str = "poisson", count: int = COUNT, shared: int = 0) -> Traffic:
-    """Return requests; `shared` tokens more at the start of each prompt, one of eight prefixes."""
+    """Return requests; each prompt begins with `shared` additional tokens, one of eight prefixes."""
     law = TrafficOptions(rate, count, pattern, 4.0, 161 + shared, 338, 161.0, 338.0, shared, 8)  # type: ignore[arg-type]
     return random_traffic(law, LENGTH)
 
@@ -63,18 +63,18 @@ def replica(
 
 
 def run(work: Traffic, options: ReplicaOptions) -> Summary:
-    """Serve requests with one engine."""
+    """Serve the requests with one engine."""
     fleet = FleetOptions(options)
     return summarize(work, simulate(work, fleet), fleet, {})
 
 
 def capacity(options: ReplicaOptions, shared: int = 0) -> Summary:
-    """Return what an engine does with more requests than it can serve: all come within the first seconds."""
+    """Return an engine's figures under overload: all requests arrive within the first seconds."""
     return run(traffic(1e3, count=2000, shared=shared), options)
 
 
 def schedules(question: PlanningQuestion) -> dict[str, Any]:
-    """Return latencies of each schedule, at shares of what 16 slots can serve."""
+    """Return each schedule's latencies at several shares of the capacity of 16 slots."""
     options = replica(question, SLOTS_OF_SCHEDULES)
     large = replace(options, host_tokens=64 * options.host_tokens)
     most = capacity(options).requests_per_second
@@ -90,7 +90,7 @@ def schedules(question: PlanningQuestion) -> dict[str, Any]:
 
 
 def latencies(work: Traffic, options: ReplicaOptions) -> dict[str, Any]:
-    """Return mean and 99th percentile of TTFT, latency, and latency per token of the answer."""
+    """Return the mean and 99th percentile of TTFT, latency, and latency per answer token."""
     fleet = FleetOptions(options)
     record = simulate(work, fleet)
     found = summarize(work, record, fleet, {})
@@ -108,7 +108,7 @@ def _pair(mean: float, p99: float) -> dict[str, float]:
 
 
 def memory(question: PlanningQuestion) -> dict[str, Any]:
-    """Return sequences at once, tokens a second and unused memory: slots, pages, and pages with shared prefixes."""
+    """Return concurrent sequences, tokens per second and unused memory: slots, pages, pages with shared prefixes."""
     figures = {}
     prompts = (("", 0, 0), (", 512 more prompt tokens", 512, 0), (", 512 more shared prompt tokens", 512, 512))
     for (name, shared, block_tokens), caches in product(prompts, get_args(Caches)):

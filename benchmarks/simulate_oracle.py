@@ -1,11 +1,11 @@
-"""The same requests on `trtkit simulate`'s engine and on NVIDIA's serving simulator, which nobody here wrote.
+"""`trtkit simulate` against NVIDIA's serving simulator, an independent implementation, on the same requests.
 
-`dynamo.replay` has a scheduler like vLLM's. Both take their step times from one function: `STEP_S` for a step that
-decodes, `CACHED_TOKEN_S` for each token that its sequences then have cached, and `PROMPT_TOKEN_S` for each prompt
-token. Each case is run three times: by an engine with packed calls, by one with separate calls, and by the latter
-`aligned`, without the three policies in which it differs.
-`python -m benchmarks.simulate_oracle` writes benchmarks/results/simulate_oracle.json, but for `before`: the ratios of
-an earlier commit, which matched prefixes only once and padded calls for prompts up to twice their tokens.
+`dynamo.replay` has a scheduler like vLLM's. Both get step times from one function: `STEP_S` per decode step,
+`CACHED_TOKEN_S` per token that its sequences have cached, and `PROMPT_TOKEN_S` per prompt token. Each case runs three
+times: on an engine with packed calls, on one with separate calls, and on the latter `aligned`, without the three
+policies in which it differs.
+`python -m benchmarks.simulate_oracle` writes benchmarks/results/simulate_oracle.json, except `before`: the ratios of an
+earlier commit, which matched prefixes only once and padded prompts' calls to up to twice their tokens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COUNT = 2000
 
 @dataclass(frozen=True)
 class Case:
-    """What is scarce. rate: requests a second. budget: tokens of a step. shared: tokens of one of `prefixes`."""
+    """A workload and what is scarce. rate: requests per second. budget: tokens per step. shared: tokens per prefix."""
 
     rate: float
     slots: int = MANY_SLOTS
@@ -52,7 +52,7 @@ class Case:
     count: int = COUNT
 
     def traffic(self) -> Traffic:
-        """Return Poisson arrivals of prompts of 512 tokens of their own and answers of 128, log-normal."""
+        """Return Poisson arrivals with log-normal lengths: prompts of 512 tokens after the prefix, answers of 128."""
         law = TrafficOptions(self.rate, self.count, "poisson", 1.0, 512 + self.shared, 128, 256.0, 64.0, self.shared)
         work = random_traffic(replace(law, prefixes=self.prefixes), LENGTH)
         hashes = [tuple(10 * which + at for at in range(self.shared // BLOCK_TOKENS)) for (which,) in work.hash_ids]
@@ -71,7 +71,7 @@ CASES = {
 
 
 class _Steps(Record):
-    """A Record that knows when each step with prompts began and ended."""
+    """A Record that also keeps the start and end of each step with prompts."""
 
     def __init__(self, traffic: Traffic) -> None:
         super().__init__(traffic)
@@ -83,7 +83,7 @@ class _Steps(Record):
             self._bounds.append((passed.begin_s, passed.end_s))
 
     def step_ends(self, times_s: Array) -> Array:
-        """Return the end of the step with prompts that each time is in; other times as they are."""
+        """Return times moved to the end of the step with prompts that they are in, if any."""
         begins_s, ends_s = np.array([(-1.0, -1.0), *self._bounds]).T
         step = np.searchsorted(begins_s, times_s, side="left") - 1
         late: Array = np.maximum(times_s, ends_s[step])
@@ -91,10 +91,10 @@ class _Steps(Record):
 
 
 def trtkit_times(case: Case, work: Traffic, *, packed: bool = False, aligned: bool = False) -> dict[str, Array]:
-    """Return TTFT, TPOT and latency of each request in seconds, by trtkit's simulator.
+    """Return each request's TTFT, TPOT and latency in seconds from trtkit's simulator.
 
-    packed: whether prompts share the calls of sequences that decode. aligned: whether tokens count when their step
-    ends, not their call; no page is left to running requests; and calls for prompts are not padded.
+    packed: prompts share calls with decoding sequences. aligned: tokens count at the end of their step instead of
+    their call, no page is reserved for running requests, and prompts' calls are not padded.
     """
     times = MeasuredTimes(STEP_S, CACHED_TOKEN_S, CACHED_TOKEN_S, prefill_token_s=PROMPT_TOKEN_S)
     options = ReplicaOptions(times, case.slots, LENGTH, case.budget, case.budget, case.pages, PAGE)
@@ -123,7 +123,7 @@ def _simulate(work: Traffic, options: FleetOptions) -> _Steps:
 
 
 def nvidia_times(case: Case, work: Traffic) -> dict[str, Array]:
-    """Return TTFT, TPOT and latency of each request in seconds, by NVIDIA's simulator."""
+    """Return each request's TTFT, TPOT and latency in seconds from NVIDIA's simulator."""
     from dynamo.replay import run_trace_replay
 
     with tempfile.TemporaryDirectory() as folder:
@@ -152,7 +152,7 @@ def nvidia_times(case: Case, work: Traffic) -> dict[str, Array]:
 
 
 def _write_profile(path: Path) -> None:
-    """Write the step times as NVIDIA's profiles have them: tables whose entries are interpolated."""
+    """Write the step times as an NVIDIA profile: tables whose entries are interpolated."""
     prompt, cached, context = np.array([0.0, 8192.0]), np.array([0.0, 1e6]), np.array([0.0, 8192.0])
     step_ms = 1e3 * (STEP_S + CACHED_TOKEN_S * cached)
     np.savez(
@@ -166,7 +166,7 @@ def _write_profile(path: Path) -> None:
 
 
 def _rows(case: Case, work: Traffic) -> list[dict[str, Any]]:
-    """Return requests as lines of Mooncake's traces: every block that is not shared has an id of its own."""
+    """Return requests as lines of a Mooncake trace; each block that is not shared has a unique id."""
     rows, unused = [], 1_000_000
     for request in work.requests():
         blocks = -(-request.prompt_tokens // BLOCK_TOKENS)
@@ -184,7 +184,7 @@ def _metrics(ttft: Array, latency: Array, outputs: Array) -> dict[str, Array]:
 
 
 def compare(case: Case) -> dict[str, dict[str, float]]:
-    """Return mean and 99th percentile in ms of each metric, and trtkit's divided by NVIDIA's."""
+    """Return each metric's mean and 99th percentile in ms, and the ratios of trtkit's to NVIDIA's."""
     work = case.traffic()
     nvidia = _figures(nvidia_times(case, work))
     packed, separate, aligned = (

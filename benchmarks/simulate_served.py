@@ -1,8 +1,8 @@
-"""A simulation against a real run: SmolLM2 served by Dynamo on this machine, and the same requests simulated.
+"""`trtkit simulate` against a real run: SmolLM2 served by Dynamo on this machine, and the same requests simulated.
 
-The requests come in several parts. Step times are measured on the same server before, between and after them: prompts
-of several lengths one at a time, and one and all slots decoding. Each part is simulated with the mean of the step times
-before and after it. `python -m benchmarks.simulate_served` writes results/simulate_served.json.
+Requests are sent in several parts. Step times are measured on the same server before, between and after them: single
+prompts of several lengths, and one or all slots decoding. Each part is simulated with the mean of the step times before
+and after it. `python -m benchmarks.simulate_served` writes results/simulate_served.json.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ LAW = TrafficOptions(0.5, 30, "poisson", 1.0, 64, 32, 32.0, 16.0, seed=3)
 
 @dataclass(frozen=True)
 class Timed:
-    """A request's times in seconds: to the first token, and between the others on average."""
+    """A request's TTFT, and its mean time per further token, in seconds."""
 
     ttft_s: float
     tpot_s: float
 
 
 async def ask(client: AsyncOpenAI, number: int, inputs: int, outputs: int) -> Timed:
-    """Send a prompt that no other begins like; return its times. number: less than 40,000."""
+    """Send a prompt with a unique prefix; return its times. number: less than 40,000."""
     ids = [5 + (number * 7919 + place * 104729) % 40000 for place in range(inputs)]
     started, first_s = time.perf_counter(), 0.0
     settings: dict[str, Any] = {"max_tokens": outputs, "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -58,17 +58,17 @@ async def ask(client: AsyncOpenAI, number: int, inputs: int, outputs: int) -> Ti
 
 @dataclass(frozen=True)
 class Calibration:
-    """Step times, and the seconds that a request spends outside the engine."""
+    """Step times, and the seconds per request outside the engine."""
 
     times: MeasuredTimes
     outside_s: float
 
 
 async def calibrate(client: AsyncOpenAI, first: int) -> Calibration:
-    """Measure step times: lines through prompts of three lengths, and through one and all slots decoding.
+    """Measure step times: linear fits to prompts of three lengths, and to one and all slots decoding.
 
-    A call for a prompt of no tokens takes what a decode step of one row does; the rest is the frontend's time and the
-    client's. first: the number of the first prompt.
+    A prompt of zero tokens is taken to cost as much as a decode step of one row; the remainder of the intercept is
+    frontend's and client's time. first: the number of the first prompt.
     """
     numbers = iter(range(first, first + 1_000))
     lengths = PROMPTS * ROUNDS
@@ -92,7 +92,7 @@ def between(before: Calibration, after: Calibration) -> Calibration:
 
 
 async def play(client: AsyncOpenAI, traffic: Traffic, first: int) -> list[Timed]:
-    """Send the requests of `traffic` when they are due. first: the number of the first prompt."""
+    """Send the requests of `traffic` at their arrival times. first: the number of the first prompt."""
     started = time.perf_counter()
 
     async def due(number: int, at_s: float, inputs: int, outputs: int) -> Timed:
@@ -104,14 +104,14 @@ async def play(client: AsyncOpenAI, traffic: Traffic, first: int) -> list[Timed]
 
 
 def simulated_ms(traffic: Traffic, calibration: Calibration) -> tuple[float, float]:
-    """Return the mean TTFT, with the time outside the engine, and the mean TPOT of simulated requests, in ms."""
+    """Return the simulated requests' mean TTFT, including time outside the engine, and mean TPOT, in ms."""
     fleet = FleetOptions(ReplicaOptions(calibration.times, SLOTS, 1024, 512))
     summary = summarize(traffic, simulate(traffic, fleet), fleet, {})
     return summary.ttft.mean_ms + 1e3 * calibration.outside_s, summary.tpot.mean_ms
 
 
 async def run(url: str) -> dict[str, Any]:
-    """Play and simulate each part, with measurements of step times between them."""
+    """Send and simulate each part, with measurements of step times between them."""
     client = AsyncOpenAI(base_url=url, api_key="none", timeout=600.0, max_retries=0)
     await ask(client, 1, 8, 8)
     calibrations, measured, simulated = [await calibrate(client, 100)], [], []

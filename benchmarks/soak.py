@@ -1,9 +1,9 @@
-"""A served language model under random and malformed load: `python -m benchmarks.soak [MINUTES]`, 30 by default.
+"""A language model server under random and malformed load: `python -m benchmarks.soak [MINUTES]`, 30 by default.
 
-Three clients send right, wrong, large, cut off and senseless requests (soak_load). A canary asks the same again and
-again: its tokens must be those of the same bundle in this process, and no piece of its answer may be late. Memory,
-threads and descriptors of the server and of the model's process are sampled. A tiny Llama with SmolLM2's tokenizer, so
-that what is measured is the serving.
+Three clients send valid, invalid, oversized, truncated and garbage requests (soak_load). A canary repeats one request:
+its tokens must equal those of the same bundle in this process, and no piece of its answer may be late. Memory, threads
+and descriptors of the server and of the model's process are sampled. The model is a tiny Llama with SmolLM2's
+tokenizer, so that serving dominates.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 MODEL, PROMPT, TOKENS = "soak", "Gravity is a force that", 12
 CLIENTS, EVERY_S, PAUSE_S = 3, 5.0, 0.1
 WARM_UP = 0.2
-"""Part of the time in which memory may still grow: allocators fill, and the caches of guides."""
+"""Share of the time in which memory may still grow, as allocators and caches of guides fill."""
 
 
 @dataclass
 class Canary:
-    """Asks the same again and again. stalls_s: the longest wait for a piece in each answer."""
+    """Repeats one request and checks the answers. stalls_s: the longest wait for a piece of each answer."""
 
     endpoints: Endpoints
     wanted: list[int]
@@ -53,7 +53,7 @@ class Canary:
     wrong: list[str] = field(default_factory=list)
 
     def run(self, until_s: float) -> None:
-        """Ask until a time of the monotonic clock."""
+        """Send requests until a time of the monotonic clock."""
         inputs: dict[str, Any] = {
             "text_input": np.array([[PROMPT.encode()]], dtype=np.object_),
             "max_tokens": np.array([[TOKENS]], np.int32),
@@ -83,7 +83,7 @@ class Canary:
 
 @dataclass(frozen=True)
 class Sample:
-    """A process at one time."""
+    """A process's resources at one time."""
 
     at_s: float
     rss_mib: float
@@ -92,7 +92,7 @@ class Sample:
 
     @classmethod
     def of(cls, pid: int, at_s: float) -> Sample:
-        """Return what a process holds now."""
+        """Return a process's current resources."""
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
         fields = dict(line.split(":", 1) for line in lines)
         rss_mib = int(fields["VmRSS"].split()[0]) / 1024
@@ -100,7 +100,7 @@ class Sample:
 
 
 def soak(minutes: float) -> dict[str, Any]:
-    """Return what was measured."""
+    """Run the load; return all figures."""
     with tempfile.TemporaryDirectory(prefix="trtkit-soak-") as folder:
         bundle, repository = tiny_chat.build_smollm2_words(Path(folder)), Path(folder) / "models"
         with LLM(bundle) as llm:
@@ -150,7 +150,7 @@ def _canary_figures(canary: Canary) -> dict[str, Any]:
 
 
 def _figures(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Return a process's memory, threads and descriptors; what it grew by after the warm-up is a line through them."""
+    """Return a process's memory, threads and descriptors; growth after the warm-up is the slope of a linear fit."""
     later = samples[int(WARM_UP * len(samples)) :]
     slope, _ = np.polyfit([each.at_s / 60 for each in later], [each.rss_mib for each in later], 1)
     minutes = (later[-1].at_s - later[0].at_s) / 60

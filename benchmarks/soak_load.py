@@ -1,4 +1,4 @@
-"""Hostile clients of a served language model: right, wrong, large, cut off and senseless requests, by a seed."""
+"""Hostile clients of a language model server: seeded valid, invalid, oversized, truncated and garbage requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORDS = ("the", "engine", "of", "an", "old", "ship", "was", "repaired", "by", "a
 LONG_RULE = 'start: "x" ' + " ".join(["r"] * 8000) + '\nr: "x"?\n'
 SCHEMA = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(1200)}}
 TIMEOUT_S = 60.0
-# What the server's own parser says of JSON that it cannot read; it calls that its own fault, with status 500.
+# Words of the server's errors for malformed JSON, which it reports as an internal error (status 500).
 PARSER = ("parse", "JSON", "json")
 FULL = "requests are waiting already"
 
@@ -66,7 +66,7 @@ _LARGE: list[dict[str, Any]] = [
 
 
 class Attacker:
-    """One client. outcomes: how many of its requests ended how; `failed` is what should never be."""
+    """One client. outcomes: counts of its requests' outcomes; `failed` must stay 0."""
 
     def __init__(self, seed: int, endpoints: Endpoints, model: str) -> None:
         self._random, self._ends, self._model = random.Random(seed), endpoints, model
@@ -103,14 +103,14 @@ class Attacker:
             connection.close()
 
     def _noise(self) -> None:
-        """Send what is no JSON, or JSON that is cut."""
+        """Send bytes that are not JSON, or truncated JSON."""
         body = self._body(_RIGHT)
         cut = body[: self._random.randrange(len(body))]
         noise = [self._random.randbytes(300), cut, b"[" * 20_000, b'{"text_input": "\\ud800"}']
         self._count("noise", *self._post(self._random.choice(noise)))
 
     def _cut(self) -> None:
-        """Promise more bytes than are sent."""
+        """Announce more bytes than are sent."""
         try:
             with socket.create_connection((self._ends.host, self._ends.http_port), timeout=TIMEOUT_S) as line:
                 body = self._body(_RIGHT)
@@ -121,7 +121,7 @@ class Attacker:
             self._failed("cut", str(error))
 
     def _words(self) -> None:
-        """Send 20,000 words over gRPC, which takes more than HTTP does."""
+        """Send 20,000 words over gRPC, which allows more than HTTP."""
         words = np.array([[b"word"] * 20_000], dtype=np.object_)
         inputs = {"text_input": np.array([[b"a"]], dtype=np.object_), "bad_words": words}
         try:
@@ -142,7 +142,7 @@ class Attacker:
         return http.client.HTTPConnection(self._ends.host, self._ends.http_port, timeout=TIMEOUT_S)
 
     def _post(self, body: bytes) -> tuple[int, str]:
-        """Return status and text; 0 where the server did not answer."""
+        """Return status and text; status 0 if the server did not answer."""
         connection = self._connection()
         try:
             connection.request("POST", f"/v2/models/{self._model}/generate", body)
@@ -154,7 +154,7 @@ class Attacker:
             connection.close()
 
     def _count(self, kind: str, status: int, text: str) -> None:
-        """Count how a request ended: right ones are answered or find the queue full, others may be refused too."""
+        """Count a request's outcome: valid ones must be answered or find the queue full; others may be refused, too."""
         if status == 200:
             self.outcomes[f"{kind}: answered"] += 1
         elif FULL in text:

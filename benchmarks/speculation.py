@@ -1,8 +1,8 @@
-"""Speculation at batch 1: SmolLM2 without guesses, with lookup, a draft model, and an EAGLE-3 head's chains and trees.
+"""Speculation at batch 1: SmolLM2 alone, with prompt lookup, a draft model, and an EAGLE-3 head's chains and trees.
 
-examples/speculation trains the head, examples/distillation the draft model: six of SmolLM2's own layers. Both are
-kept in the cache folder and not trained again. `python -m benchmarks.speculation` compares ways to guess, `python -m
-benchmarks.speculation trees` chains with trees. The tables go into examples/speculation/README.md.
+examples/speculation trains the head, examples/distillation the draft model, six of SmolLM2's layers. Both are kept in
+the cache folder and reused. `python -m benchmarks.speculation` compares ways to guess, `python -m
+benchmarks.speculation trees` compares chains with trees. The tables go into examples/speculation/README.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FOLDER = cache_folder().parent / "trtkit-benchmarks" / "speculation"
 BUNDLE, STEPS = FOLDER / "fp16", 240
 DRAFT, DRAFT_TRAINING = FOLDER / "draft-fp16", ("--layers", "6", "--steps", "160", "--learning-rate", "5e-4")
 PROMPTS, PROMPT, ANSWER, REPEATS = 2, 128, 40, 3
-"""Prompts of each text, tokens of a prompt and of its answer, and how often each is answered."""
+"""Prompts per text, tokens per prompt and per answer, and repeats of each answer."""
 VARIANTS: dict[str, Json] = {
     "none": {"speculate": 0},
     "`--lookup 3`": {"speculate": 0, "lookup": 3},
@@ -46,14 +46,14 @@ TREES: dict[str, Json] = {
 
 
 def run(*words: str | Path) -> str:
-    """Run a command in the folder with one thread; return what it prints."""
+    """Run a command in the cache folder on one thread; return its output."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(words, cwd=FOLDER, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return ran.stdout
 
 
 def prepare() -> list[str]:
-    """Train a head and build, unless that was done; return what training printed. All use one thread."""
+    """Train a head and build the bundle, unless that was done, on one thread; return training's output."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     run(sys.executable, ROOT / "examples/distillation/texts.py")
     head = trained("train.log", "speculation/train.py", "head", "--steps", str(STEPS))
@@ -62,14 +62,14 @@ def prepare() -> list[str]:
 
 
 def prepare_draft() -> list[str]:
-    """Train and build the draft model, unless that was done; return what training printed."""
+    """Train and build the draft model, unless that was done; return training's output."""
     draft = trained("draft.log", "distillation/prune.py", "draft", *DRAFT_TRAINING)
     build(DRAFT, "source.hf=draft")
     return draft
 
 
 def trained(name: str, script: str, folder: str, *options: str) -> list[str]:
-    """Run an example's script unless its log is there; return the log."""
+    """Run an example's script unless its log exists; return the log."""
     log = FOLDER / name
     if not log.is_file():
         log.write_text(run(sys.executable, ROOT / "examples" / script, "llama", "train.txt", folder, *options))
@@ -77,21 +77,21 @@ def trained(name: str, script: str, folder: str, *options: str) -> list[str]:
 
 
 def build(bundle: Path, *settings: str) -> None:
-    """Build a bundle unless it is there."""
+    """Build a bundle unless it exists."""
     if not (bundle / "manifest.json").is_file():
         words = [word for setting in settings for word in ("--set", setting)]
         run(Path(sys.executable).with_name("trtkit"), "build", "llama", *words, "-o", bundle, "--quiet")
 
 
 def prompts(llm: LLM, text: str) -> list[list[int]]:
-    """Return token ids from places spread over a text."""
+    """Return prompts as token ids, spread over a text."""
     assert llm.tokenizer is not None
     ids = llm.tokenizer.encode(text)
     return [list(ids[start : start + PROMPT]) for start in range(0, len(ids) - PROMPT, len(ids) // PROMPTS)][:PROMPTS]
 
 
 def answer(llm: LLM, asked: list[list[int]]) -> Json:
-    """Answer prompts one after another; return tokens, steps of the model after prefill, and times."""
+    """Answer prompts one at a time; return tokens, the model's steps after prefill, and times."""
     params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
     outputs = [llm.generate([prompt], params)[0] for prompt in asked]
     tokens = sum(len(output.outputs[0].token_ids) - 1 for output in outputs)
@@ -124,7 +124,7 @@ def measure(variants: dict[str, Json]) -> Json:
 
 
 def summarized(runs: list[Json]) -> Json:
-    """Return the figures of repeated runs; how many guesses are right is the same in each."""
+    """Return the figures of repeated runs, which accept equally many guesses."""
     rates = {key: summary([each[key] for each in runs]) for key in ("tokens_per_second", "ms_per_step")}
     return {"tokens_per_step": round(runs[0]["tokens_per_step"], 3), **rates}
 
@@ -146,7 +146,7 @@ def table(figures: Json) -> str:
 
 
 def head_share() -> float:
-    """Return the share of decoding time that the head takes for three guesses, after a warm-up."""
+    """Return the head's share of decoding time for three guesses, after a warm-up."""
     spent: list[float] = []
     propose = ChainProposer.propose
 
@@ -174,7 +174,7 @@ def compare_ways() -> None:
 
 
 def compare_trees() -> None:
-    """Compare chains with trees of the same head's guesses."""
+    """Compare chains with trees of guesses from the same head."""
     log = prepare()
     for tokens in TREE_TOKENS:
         build(FOLDER / f"tree-{tokens}", "llm.logits=all", "llm.speculator=head", f"llm.tree_tokens={tokens}")

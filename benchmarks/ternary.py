@@ -1,6 +1,6 @@
 """A BitNet b1.58 and its full-precision twin, trained by examples/distillation/ternary.py: perplexity and bytes.
 
-Checkpoints are kept in the cache folder and not made again. The tables go into docs/distillation.md.
+Checkpoints are kept in the cache folder and reused. The tables go into docs/distillation.md.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "full precision, then ternary": (ROUNDED, ()),
     "trained ternary": (TERNARY, ()),
 }
-"""Checkpoint, and words of `trtkit build`, by name."""
+"""By variant: checkpoint, and arguments of `trtkit build`."""
 GGUF = {"GGUF TQ2_0": gguf.GGMLQuantizationType.TQ2_0, "GGUF TQ1_0": gguf.GGMLQuantizationType.TQ1_0}
 
 
 def train(out: str, *words: str) -> Json:
-    """Train a checkpoint if it is not there; return what that took."""
+    """Train a checkpoint unless it exists; return the training's figures."""
     log = FOLDER / f"{out}.json"
     if not log.is_file():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -55,7 +55,7 @@ def train(out: str, *words: str) -> Json:
 
 
 def round_twin() -> None:
-    """Let readers of the twin's checkpoint round its weights and inputs, as in the ternary model."""
+    """Mark the twin's checkpoint so that readers round its weights and inputs, as in the ternary model."""
     shutil.copytree(FOLDER / TWIN, FOLDER / ROUNDED, dirs_exist_ok=True)
     path = FOLDER / ROUNDED / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": ONLINE}))
@@ -77,7 +77,7 @@ def measure(name: str) -> Json:
 
 
 def storage() -> Json:
-    """Return how many bytes the ternary matrices take in each format; all of them hold the values exactly."""
+    """Return the bytes of the ternary matrices in each format, all of which represent them exactly."""
     checkpoint = open_hf_folder(FOLDER / TERNARY).checkpoint
     matrices = [each for each in map(checkpoint.__getitem__, checkpoint) if isinstance(each, QuantizedMatrix)]
     weights = [matrix.weights() for matrix in matrices]
@@ -98,7 +98,7 @@ def storage() -> Json:
 
 
 def gguf_bytes(weight: Array, kind: gguf.GGMLQuantizationType) -> int:
-    """Return how many bytes GGUF takes for a ternary matrix."""
+    """Return the bytes of a ternary matrix in GGUF."""
     stored = gguf.quants.quantize(weight, kind)
     assert (np.sign(gguf.quants.dequantize(stored, kind)) == np.sign(weight)).all()
     return int(stored.nbytes)

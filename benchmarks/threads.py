@@ -1,6 +1,6 @@
-"""What trtkit's policy for waiting threads costs and gains: libgomp's own beside it, on a quiet and on a busy machine.
+"""trtkit's policy for waiting threads against libgomp's default, on a quiet and on a busy machine.
 
-SmolLM2-135M in fp32 by the reference executor, 8 tokens after a short prompt, a process for each turn.
+SmolLM2-135M in fp32 on the reference executor: 8 tokens after a short prompt, in a new process each turn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REPEATS, ANSWERS = 3, 4
-# What libgomp takes where nothing is set.
+# `libgomp` is what libgomp uses if nothing is set.
 POLICIES = {"trtkit": {}, "libgomp": {"GOMP_SPINCOUNT": "300000"}}
 SCRIPT = """
 import json, sys, time
@@ -42,7 +42,7 @@ print(json.dumps(seconds[1:]))
 
 @contextlib.contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """Keep cores busy with processes that compute nothing."""
+    """Keep cores busy with processes in an endless loop."""
     running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
         yield
@@ -53,7 +53,7 @@ def busy(processes: int) -> Iterator[None]:
 
 
 def answer_seconds(bundle: Path, policy: dict[str, str]) -> float:
-    """Return the median seconds of an answer in a process of its own."""
+    """Return the median seconds of an answer in a new process."""
     os.environ.pop("GOMP_SPINCOUNT", None)
     os.environ.update(policy)
     seconds: list[float] = run_bare([sys.executable, "-c", SCRIPT, str(bundle), str(ANSWERS)])
@@ -61,7 +61,7 @@ def answer_seconds(bundle: Path, policy: dict[str, str]) -> float:
 
 
 def figures(bundle: Path, others: int) -> dict[str, Any]:
-    """Measure both policies beside `others` busy processes."""
+    """Measure both policies next to `others` busy processes."""
     turns = {name: partial(answer_seconds, bundle, policy) for name, policy in POLICIES.items()}
     with busy(others):
         samples = interleaved(turns, REPEATS, warmups=0)

@@ -1,9 +1,9 @@
-"""Memory of KV caches on published traces, in simulation: Llama 3.1 8B on H200s, at their roofline.
+"""KV cache memory on published traces, simulated: Llama 3.1 8B on H200s, at their roofline.
 
-Caches of each kind get the first 4,000 requests of each trace a thousand times as fast as they came, so there are
-always more than fit. `benchmarks.host_memory` adds host memory.
+Each kind of cache serves the first 4,000 requests of each trace at a thousand times the original rate, so that there
+are always more than fit. `benchmarks.host_memory` adds host memory.
 
-`python -m benchmarks.trace_memory FOLDER [TRACE...]` simulates some traces again. FOLDER has the files
+`python -m benchmarks.trace_memory FOLDER [TRACE...]` simulates all traces or some. FOLDER has the files
 of the GitHub repositories Azure/AzurePublicDataset (data/AzureLLMInferenceTrace_*.csv) and kvcache-ai/Mooncake
 (FAST25-release/traces/*.jsonl).
 """
@@ -50,7 +50,7 @@ SLOTS = (1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8)
 
 @dataclass(frozen=True)
 class Form:
-    """Caches of a kind. page_tokens: of a page. shares: whether prompts share what they begin with alike."""
+    """A kind of cache. page_tokens: tokens per page. shares: whether prompts share cached prefixes."""
 
     caches: Caches
     page_tokens: int = 16
@@ -68,7 +68,7 @@ FORMS = {
 
 
 def read(path: Path, speed: float) -> Traffic:
-    """Return a trace's requests that the model has positions for, `speed` times as fast."""
+    """Return a trace's requests that fit the model's context, at `speed` times their rate."""
     whole = read_traffic(path, speed)
     kept = np.flatnonzero(lengths(whole) <= LONGEST).tolist()
     hash_ids = [whole.hash_ids[number] for number in kept] if whole.hash_ids else ()
@@ -76,19 +76,19 @@ def read(path: Path, speed: float) -> Traffic:
 
 
 def lengths(work: Traffic) -> np.ndarray[Any, Any]:
-    """Return the tokens of each request with its answer."""
+    """Return the tokens of each request, its answer included."""
     total: np.ndarray[Any, Any] = work.input_tokens + work.output_tokens
     return total
 
 
 def ask(work: Traffic) -> PlanningQuestion:
-    """Return the model as it is planned for the longest of these requests."""
+    """Return the planning question for the longest of these requests."""
     request = PlanRequest(find_gpus([GPU]), int(lengths(work).max()) - 1, 1, 1)
     return llm_question(find_model(MODEL), request, ChildRunner())
 
 
 def machine(question: PlanningQuestion, caches: Caches, mean_tokens: float) -> Machine:
-    """Return the GPU with as many slots as its pages hold sequences of the mean length; copies of pages take memory."""
+    """Return the GPU with as many slots as its pages hold sequences of mean length; page copies take memory."""
     (gpu,) = find_gpus([GPU])
     if caches == "linear":
         return machine_of(question, gpu, MachineOptions(), caches)
@@ -96,7 +96,7 @@ def machine(question: PlanningQuestion, caches: Caches, mean_tokens: float) -> M
     for slots in SLOTS:
         try:
             fitting.append(machine_of(question, gpu, MachineOptions(slots=slots), caches))
-        except SimulationError:  # copies of the pages of so many sequences leave no room
+        except SimulationError:  # copies of so many sequences' pages leave no room
             continue
     return max(fitting, key=lambda each: min(each.slots, each.cache_tokens / mean_tokens))
 
@@ -116,7 +116,7 @@ def run(work: Traffic, fleet: FleetOptions) -> Summary:
 
 
 def memory(work: Traffic) -> dict[str, Any]:
-    """Return what each form of caches does with the first requests of a trace."""
+    """Return the figures of each kind of cache for a trace's first requests."""
     question, mean = ask(work), float(lengths(work).mean())
     first = slice(COUNT)
     work = Traffic(work.arrival_s[first], work.input_tokens[first], work.output_tokens[first], work.hash_ids[first])
@@ -141,7 +141,7 @@ def memory(work: Traffic) -> dict[str, Any]:
 
 
 def about(work: Traffic, path: Path) -> dict[str, Any]:
-    """Return what a trace is, of which `work` is what the model has positions for."""
+    """Describe a trace, and `work`, the part of it that fits the model's context."""
     total = lengths(work)
     return {
         "file": path.name,
@@ -154,7 +154,7 @@ def about(work: Traffic, path: Path) -> dict[str, Any]:
 
 
 def table(traces: dict[str, Any]) -> str:
-    """Return what traces need as the rows that docs/memory-costs.md shows."""
+    """Return the rows of the table in docs/memory-costs.md."""
     titles = ("sequences at once", "output tokens/s", "empty places", "prompts not computed yet", "prefix hits")
     rows = [f"| trace: mean, longest | caches | {' | '.join(titles)} |", f"| --- | --- {'| --: ' * len(titles)}|"]
     for trace, found in traces.items():

@@ -1,7 +1,7 @@
-"""Vision models of transformers, whole, through ONNX: what builds, and how near it is to transformers.
+"""transformers' vision models through ONNX: which ones build, and their errors against transformers.
 
-Each has its family's structure with few blocks, random weights, and batch norms with random statistics.
-`python -m benchmarks.vision_models [NAME...]` measures all or some, and writes docs/vision-models.md.
+Each has its family's structure with few blocks, random weights, and random batch norm statistics.
+`python -m benchmarks.vision_models [NAME...]` measures all models or some, and writes docs/vision-models.md.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ DENSE: dict[str, Json] = {
 
 
 def models() -> dict[str, Json]:
-    """Return all models: fields of their configs by the class of transformers."""
+    """Return all models: config fields by transformers' class."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as NAMES
 
     first = {name: found if isinstance(found, str) else found[0] for name, found in NAMES.items()}
@@ -105,7 +105,7 @@ def models() -> dict[str, Json]:
 
 
 def save_model(architecture: str, fields: Json, folder: Path) -> tuple[int, int]:
-    """Write a model into a folder as transformers saves it; return the size of its images."""
+    """Save a model to a folder, as transformers does; return the size of its images."""
     import torch
     import transformers
 
@@ -123,7 +123,7 @@ def save_model(architecture: str, fields: Json, folder: Path) -> tuple[int, int]
 
 
 def figures(architecture: str, fields: Json) -> Json:
-    """Build a model, for one image to four, and verify it."""
+    """Build a model for one to four images, and verify it."""
     with tempfile.TemporaryDirectory(prefix="trtkit-vision-") as scratch:
         folder = Path(scratch) / "model"
         size = save_model(architecture, fields, folder)
@@ -139,7 +139,7 @@ def figures(architecture: str, fields: Json) -> Json:
 
 
 def table(results: dict[str, Json]) -> str:
-    """Return the table of the documentation."""
+    """Return the table in the docs."""
     rows = ["| class of transformers | layers | relative RMS error | |", "| --- | --: | --- | --- |"]
     for name, found in results.items():
         errors = ", ".join(f"`{key}` {error:.1e}" for key, error in found.get("relative_rms_error", {}).items())
@@ -148,7 +148,7 @@ def table(results: dict[str, Json]) -> str:
 
 
 def main(names: Sequence[str] = ()) -> None:
-    """Measure models, all where none is named; write the results and the table, others as they were."""
+    """Measure the named models, or all; write the results and the table, keeping those of the others."""
     every = models()
     results: dict[str, Json] = json.loads(PATH.read_text(encoding="utf-8"))["models"] if names else {}
     for name in names or every:

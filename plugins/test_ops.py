@@ -1,4 +1,4 @@
-"""What holds for every op: each implementation matches the reference, and TensorRT builds each lowering."""
+"""Tests of every op: each implementation matches the reference, and TensorRT builds each lowering."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtkit.verification.custom_ops.outcomes import KERNEL, Trial, build, networ
 torch.set_num_threads(1)
 BACKEND = load_backend("tensorrt_rtx")
 OPS = list(load_ops().values())
-# Of each op, cases in fp32 and in fp16 in turn; both types of all cases are slow.
+# Each op's cases alternate between fp32 and fp16; the other type of each case is slow.
 TRIALS = [
     pytest.param(trial, marks=() if index % 4 in (0, 3) or len(tried) == 2 else pytest.mark.slow)
     for op in OPS

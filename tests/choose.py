@@ -1,11 +1,10 @@
-"""Choose which tests run every time, from what each executes and costs: `python -m tests.choose NOTES`.
+"""Chooses which tests run every time, from what each one executes and costs: `python -m tests.choose NOTES`.
 
-NOTES is what `tests/statements.py` wrote of a run of all tests that are not marked slow in their files, `-m "(not slow
-or listed) and not conformance"`. A test runs every time if it is one of `ALWAYS`, is the quickest case of its function
-and takes up to a second, or is needed so that every statement that any test executes is still executed. The quickest
-others fill up the budget. The rest is written to `tests/slow_tests.txt`, and gets the mark slow from
-`tests/conftest.py`. Tests that are not in the list, new ones for example, run every time; lines of the list whose tests
-have no notes stay.
+NOTES is the output of `tests/statements.py` for a run of all tests that are not marked slow in their files, `-m "(not
+slow or listed) and not conformance"`. A test runs every time if it is one of `ALWAYS`, if it is the quickest case of
+its function and takes up to a second, or if it is needed to execute every statement that any test executes. The
+quickest of the others fill the budget. The rest is written to `tests/slow_tests.txt`, which `tests/conftest.py` marks
+slow. Tests outside the list, such as new ones, run every time; lines of the list whose tests have no notes are kept.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from tests.mutants import Note
 
 CASE_S = 1.0
-"""Processor time up to which the quickest case of each function runs every time."""
+"""CPU seconds up to which the quickest case of each function runs every time."""
 ALWAYS = (
     "tests/unit/test_slow_tests.py",
     "tests/unit/test_structure.py",
@@ -33,8 +32,8 @@ ALWAYS = (
     "tests/integration/test_decoder_parity.py::test_fp32_logits_of_every_step_are_those_of_transformers",
     "tests/integration/test_decoder_parity.py::test_16_bit_logits_are_those_of_transformers_to_rounding",
 )
-"""Rules that execute nothing of trtkit; what TensorRT makes of networks, which no statement shows; each family's logits
-in fp32, whole and in steps, and in fp16."""
+"""Rules that execute nothing of trtkit; what TensorRT builds, which coverage does not show; each family's logits in
+fp32, in one call and in steps, and in fp16."""
 _HEAD = """\
 # What `make slow` runs and `make test` does not: other tests execute the same statements in less time. Written by
 # `python -m tests.choose`, which says how. Below each file its tests, below each test its cases; all if none is named.
@@ -42,7 +41,7 @@ _HEAD = """\
 
 
 def chosen(notes: list[Note], seconds: float) -> set[str]:
-    """Return the tests that run every time. seconds: processor time that they may take together."""
+    """Return the tests that run every time. seconds: their total budget of CPU time."""
     by_time = sorted(notes, key=lambda note: note.cpu_s)
     quickest: dict[str, Note] = {}
     for note in by_time:
@@ -68,7 +67,7 @@ def _statements(notes: Iterable[Note]) -> set[tuple[str, int]]:
 
 
 def _covering(notes: list[Note], covered: set[tuple[str, int]]) -> list[Note]:
-    """Return few notes that execute every statement of all that is not `covered`: the most for their time first."""
+    """Return few notes that execute every statement not in `covered`, greedily by statements per second."""
     missing = {note.test: _statements([note]) - covered for note in notes}
     by_test, needed = {note.test: note for note in notes}, []
     while any(missing.values()):
@@ -81,9 +80,9 @@ def _covering(notes: list[Note], covered: set[tuple[str, int]]) -> list[Note]:
 
 
 def left_out(notes: list[Note], names: set[str], before: frozenset[str]) -> list[str]:
-    """Return the lines of the list: tests that are not in `names`, a function once if none of its cases is.
+    """Return the lines of the list: tests that are not in `names`; the function alone if none of its cases is.
 
-    before: the lines of the last list, of which those stay whose tests have no notes.
+    before: the previous list's lines; those whose tests have no notes are kept.
     """
     cases: dict[str, set[str]] = defaultdict(set)
     for test in [note.test for note in notes] + [line for line in before if "[" in line]:

@@ -1,4 +1,4 @@
-"""Fixtures of all tests: a cache of their own, a working folder, the command line."""
+"""Fixtures and marks of all tests: a separate cache, a working folder, the command line; tiers and scheduling."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-# Folders whose files share bundles or a server, which one process has; all other files may run apart.
+# Folders whose files share bundles or a server, and so run in one process; other files may run in different ones.
 SHARING = ("triton", "dynamo", "vision_language")
-# Files, and folders that share, by the processor time they take. What finds an export of theirs comes later.
+# Files, and folders in SHARING, in order of CPU time. Tests that reuse their exports come later.
 LONGEST = (
     "tests/integration/dynamo",
     "tests/integration/test_decoder_parity.py",
@@ -49,48 +49,48 @@ LONGEST = (
     "tests/unit/models/test_config_fields.py",
     "tests/unit/cli/test_terminal.py",
 )
-# What `make test` leaves to targets of its own, by the start of its path; of each kind of server, one session stays.
+# Tests outside `make test`, by the beginning of their path; one session of each kind of server stays.
 TIERS = {
     "servers": ("tests/integration/triton/", "tests/integration/dynamo/"),
     "docs": ("tests/integration/test_docs_site.py",),
     "install": ("tests/integration/test_install.py",),
 }
 SESSIONS = ("tests/integration/triton/test_language_models.py", "tests/integration/dynamo/test_openai.py")
-# What a unit test's file says if its tests build engines, start processes, run models of transformers, or try many
-# random examples: `make unit` leaves these out.
+# Contents of unit test files that build engines, start processes, run transformers' models or try many random
+# examples: `make unit` leaves these out.
 HEAVY = re.compile(
     r"\b(subprocess|multiprocessing|Popen|start_trtkit|new_runner|build_bundle|builds|tiny_llm"
     r"|hypothesis|tests\.fuzz|transformers|tests\.decoders)\b"
 )
-# An example may take long: other programs run meanwhile.
+# Examples may take long on a busy machine.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 TRTKIT = [sys.executable, "-c", "from trtkit.cli import main; main()"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Look for cycles less often: importing torch and collecting all tests makes many objects that stay."""
+    """Collect garbage less often: importing torch and collecting tests creates many permanent objects."""
     for tier in (*TIERS, "heavy", "listed"):
         config.addinivalue_line("markers", f"{tier}: given by conftest.py to the tests of a target (CONTRIBUTING.md)")
     gc.set_threshold(20_000, 50, 100)
 
 
 def pytest_collection_finish() -> None:
-    """Tests, and the processes that they start, compile no factory beside its file, which a test may change at once.
+    """Stop writing bytecode, in tests and their processes: a test may change a factory's file right after its import.
 
-    What collecting imports is compiled once and kept, unless the environment forbids it.
+    Bytecode of modules imported during collection is still kept, unless the environment forbids it.
     """
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
 def pytest_unconfigure() -> None:
-    """Let the interpreter free what `young_garbage` froze: some libraries report what is left as leaks."""
+    """Unfreeze what `young_garbage` froze, since some libraries report leaks at exit."""
     gc.unfreeze()
 
 
 class Scheduling(LoadFileScheduling):
-    """A file's tests run in one process, and so do those of a folder in `SHARING`."""
+    """Runs a file's tests in one process, and those of a folder in `SHARING`, too."""
 
     def _split_scope(self, nodeid: str) -> str:
         return _unit(nodeid)
@@ -102,7 +102,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their tier. Start what takes longest first, so that no process works alone at the end."""
+    """Mark tests by tier. Run the longest first, so that no process works alone at the end."""
     for item in items:
         if (tier := _tier(item.nodeid, item.path)) is not None:
             item.add_marker(tier)
@@ -114,7 +114,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _tier(nodeid: str, file: Path) -> str | None:
-    """Return the mark of the target that runs a test instead of `make test`, or instead of `make unit`."""
+    """Return the mark that excludes a test from `make test` or `make unit`; None if there is none."""
     if nodeid.startswith("tests/unit/"):
         return "heavy" if _is_heavy(file) else None
     tiers = (tier for tier, starts in TIERS.items() if nodeid.startswith(starts))
@@ -127,21 +127,21 @@ def _is_heavy(file: Path) -> bool:
 
 
 def _unit(nodeid: str) -> str:
-    """Return what runs in one process: a file, or a folder whose files share what is made once."""
+    """Return the unit that runs in one process: a file, or a folder in `SHARING`."""
     file = PurePosixPath(nodeid.partition("::")[0])
     return str(file.parent if file.parent.name in SHARING and file.parent.parent.name == "integration" else file)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Do jobs in the tests' process, which has torch and TensorRT loaded; in children for the mark `children`."""
+    """Run jobs in this process, which has torch and TensorRT loaded; with the mark `children`, in child processes."""
     with contextlib.nullcontext() if item.get_closest_marker("children") else inline_jobs():
         return (yield)
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command left: its exit code and what it printed."""
+    """A finished command: exit code and output."""
 
     code: int
     out: str
@@ -153,9 +153,9 @@ class Ran:
 
 @pytest.fixture(scope="module", autouse=True)
 def young_garbage() -> None:
-    """Let garbage collection look at the file's own objects only: a million others stay, those of torch and of tests.
+    """Limit garbage collection to the file's own objects; a million others, torch's and pytest's, are permanent.
 
-    Models collect whenever they close or sleep, which would take 0.7 s each time.
+    Models collect garbage whenever they close or sleep, which would take 0.7 s each time.
     """
     gc.collect()
     gc.freeze()
@@ -163,7 +163,7 @@ def young_garbage() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the user's own cache out of the tests; the processes of one run share what they built."""
+    """Use a separate cache for the tests, shared by the processes of one run."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
@@ -173,7 +173,7 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the test an empty cache that no other test fills; a sibling of `workspace`."""
+    """Give the test an empty cache of its own, next to `workspace`."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("TRTKIT_CACHE_DIR", str(folder))
     return folder
@@ -224,7 +224,7 @@ def refuses(trtkit: Callable[..., Ran], workspace: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Let torch compute with one thread, as tests run side by side."""
+    """Limit torch to one thread, since tests run in parallel."""
     import torch
 
     before = torch.get_num_threads()
@@ -235,7 +235,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def start_trtkit() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start the command line as a process of its own, which ends with the test."""
+    """Start the command line in its own process, which ends with the test."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*words: object) -> subprocess.Popen[str]:
@@ -251,5 +251,5 @@ def start_trtkit() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def tree(folder: Path) -> list[str]:
-    """Return every path below `folder`, hidden ones too."""
+    """Return every path below `folder`, including hidden ones."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))

@@ -1,4 +1,4 @@
-"""Write docs/families.md: how far every decoder family is from transformers. `python -m tests.families`."""
+"""Writes docs/families.md: each decoder family's errors against transformers. `python -m tests.families`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Write docs/features.md: which features go with which decoder family, and with each other. `python -m tests.features`.
+"""Writes docs/features.md: which features work with which decoder family, and together. `python -m tests.features`.
 
-Each cell is tried: a config that asks for the features is resolved, opened and written as a network, for a small random
-model. What raises an error is refused, and the page gives the error's words.
+Each cell is tried: a config with the features is resolved, opened and written as a network, for a small random model.
+If that raises an error, the combination is refused, and the page quotes the error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 PAGE = DOCS / "features.md"
 PAIRED = ("llama", "qwen3_moe", "deepseek_v3", "qwen3_next")
-"""A dense family, a mixture of experts, one with latent attention, one with recurrent states."""
+"""A dense family, a mixture of experts, a family with latent attention, and one with recurrent states."""
 _HEAD = """\
 # Features by family
 
@@ -66,7 +66,7 @@ models](vision-language.md)). With `vision.enabled: false`, their language model
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature of language models. llm, parallel, quantize: what a config says for it. head: the draft head's kind."""
+    """A feature of language models. llm, parallel, quantize: its config keys. head: the kind of draft head."""
 
     title: str
     llm: dict[str, Any] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Feature:
 
     @property
     def setting(self) -> str:
-        """What a config says."""
+        """The feature's config as text."""
         llm = {**self.llm, **({"speculator": "the head's folder"} if self.head else {})}
         parts = {"llm": llm, "parallel": self.parallel, "quantize": self.quantize}
         return "; ".join(f"`{part}: {_flow(keys)}`" for part, keys in parts.items() if keys)
@@ -118,12 +118,12 @@ class Subject:
 
     @classmethod
     def of(cls, case: Case, folder: Path) -> Subject:
-        """Return a decoder family's."""
+        """Return the subject of a decoder family."""
         return cls._with_heads(folder, config_of(case, folder), model_of(case).spec)
 
     @classmethod
     def with_images(cls, vlm: Vlm, folder: Path) -> Subject:
-        """Return a vision-language family's."""
+        """Return the subject of a vision-language family."""
         limits = {"max_sequence_length": tiny_vlm.LENGTH, "max_prefill_length": tiny_vlm.MAX_PREFILL}
         fields = {"source": {"hf": str(tiny_vlm.folder_of(vlm))}, "llm": {"max_batch_size": 3, **limits}}
         config = ModelConfig.model_validate({**fields, "vision": {"max_images": 3}})
@@ -142,13 +142,13 @@ class Subject:
 
     @property
     def _expert_ranks(self) -> int:
-        """Return the fewest ranks, from 2 on, that divide the experts."""
+        """Return the smallest number of ranks, at least 2, that divides the experts."""
         mixtures = (layer.feed_forward for layer in self.spec.layers)
         count = max((mixture.num_experts for mixture in mixtures if isinstance(mixture, MoeSpec)), default=2)
         return next(ranks for ranks in range(2, count + 1) if count % ranks == 0)
 
     def refusal(self, features: Iterable[Feature]) -> str:
-        """Return why trtkit refuses the features together; empty if it does not."""
+        """Return trtkit's error for the features together; empty if it supports them."""
         try:
             self._write(features)
         except TrtkitError as error:
@@ -159,7 +159,7 @@ class Subject:
         return ""
 
     def with_features(self, features: Iterable[Feature]) -> ModelConfig:
-        """Return a config that asks for features. Raises ValidationError."""
+        """Return a config with the features. Raises ValidationError."""
         asked: dict[str, dict[str, Any]] = {"llm": {}, "parallel": {}, "quantize": {}}
         for feature in features:
             for part in asked:
@@ -195,7 +195,7 @@ class Subject:
 
 
 class Refusals:
-    """The refusals of a page, numbered in the order in which they come."""
+    """A page's refusals, numbered in order of appearance."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}

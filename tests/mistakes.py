@@ -1,4 +1,4 @@
-"""Write docs/mistakes.md: common mistakes and what trtkit answers. `python -m tests.mistakes`."""
+"""Writes docs/mistakes.md: common mistakes and trtkit's errors. `python -m tests.mistakes`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ PAGE = DOCS / "mistakes.md"
 _HEAD = """\
 # Common mistakes
 
-What trtkit answers to {count} mistakes that newcomers make, word for word. Written by `python -m tests.mistakes`, which
-makes each of them; a test compares. [Troubleshooting](troubleshooting.md) has the errors that need more than their own
-words.
+trtkit's errors for {count} mistakes that newcomers make. `python -m tests.mistakes` makes each of them and writes this
+page; a test keeps it current. [Troubleshooting](troubleshooting.md) has the errors that need more explanation.
 """
-# By subject: what a newcomer did, and the command.
+# By subject: the mistake, and its command.
 MISTAKES: dict[str, dict[str, str]] = {
     "Commands and options": {
         "A typo in a command": "trtkit biuld classifier.onnx",
@@ -44,13 +43,13 @@ MISTAKES: dict[str, dict[str, str]] = {
     },
     "Models": {
         "A file that does not exist": "trtkit build clasifier.onnx",
-        "A shipped config, nearly": "trtkit build efficientnet",
-        "A model of the hub, which cannot be reached": "trtkit build Qwen/Qwen3-0.6B --yes",
+        "A misspelled config name": "trtkit build efficientnet",
+        "A hub model, without access to the hub": "trtkit build Qwen/Qwen3-0.6B --yes",
         "A web page saved as a model": "trtkit build page.onnx",
         "A download that was cut off": "trtkit build half.onnx",
-        "An operator that only its author has": "trtkit build unsupported.onnx",
+        "Operators that TensorRT lacks": "trtkit build unsupported.onnx",
         "Weights without their config": "trtkit build weights",
-        "A family that trtkit does not have": "trtkit build unknown",
+        "An unsupported model family": "trtkit build unknown",
     },
     "Configs": {
         "A typo in a key": "trtkit build typo.yaml",
@@ -66,25 +65,25 @@ MISTAKES: dict[str, dict[str, str]] = {
         "No picture": "trtkit run bundles/pictures",
         "Pictures for a model without `preprocess:`": "trtkit run bundles/classifier street.jpg",
         "A picture that does not exist": "trtkit run bundles/pictures steet.jpg",
-        "A picture that is not one": "trtkit run bundles/pictures notes.jpg",
+        "A file that is not a picture": "trtkit run bundles/pictures notes.jpg",
         "Arrays of another size": "trtkit run bundles/classifier small.npz",
         "An engine without a GPU": "trtkit run bundles/pictures street.jpg --runtime tensorrt",
-        "A conversation with a classifier": 'trtkit generate bundles/classifier "Hello"',
+        "Text generation with a classifier": 'trtkit generate bundles/classifier "Hello"',
         "A prompt longer than a slot": "trtkit generate bundles/llama-tiny --prompts long.txt",
-        "An adapter that was not planned for": 'trtkit generate bundles/llama-tiny "Hello" --lora fr=adapters/fr',
+        "A LoRA adapter for an engine without any": 'trtkit generate bundles/llama-tiny "Hello" --lora fr=adapters/fr',
         "A bundle with a changed file": "trtkit verify bundles/damaged",
     },
     "Quantizing and planning": {
         "A method that does not exist": "trtkit quantize classifier.onnx --method int5",
         "int8 without data to calibrate on": "trtkit quantize classifier.onnx --method int8",
         "A GPU that does not exist": "trtkit plan llama-3.1-8b --gpu h1000",
-        "A published model, nearly": "trtkit plan llama3.1-8b --gpu h100",
+        "A misspelled model name": "trtkit plan llama3.1-8b --gpu h100",
     },
     "Serving": {
         "A repository without models": "trtkit serve pictures",
         "A port that another program uses": "trtkit serve bundles/llama-tiny --http-port 8000",
-        "A server that does not run": "trtkit check 127.0.0.1:8001 --bundle bundles/classifier",
-        "A benchmark of a server that does not run": "trtkit bench bundles/classifier --unverified --url http://127.0.0.1:8001",
+        "A server that is not running": "trtkit check 127.0.0.1:8001 --bundle bundles/classifier",
+        "A benchmark of a server that is not running": "trtkit bench bundles/classifier --unverified --url http://127.0.0.1:8001",
         "An option of Triton for a language model": "trtkit serve bundles/llama-tiny --grpc-port 9001",
         "A typo in an option of deploy": "trtkit deploy bundles/classifier --repository models --set instance=2",
     },
@@ -106,7 +105,7 @@ _TEXTS = {
 
 
 def prepare(folder: Path) -> None:
-    """Write the files that the mistakes are about, and build their bundles."""
+    """Write the files that the mistakes use, and build their bundles."""
     for name, text in _TEXTS.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
@@ -127,7 +126,7 @@ def prepare(folder: Path) -> None:
 
 
 def run(command: str) -> tuple[int, str]:
-    """Run a command line in this process. Returns its exit code and what it printed."""
+    """Run a command line in this process. Returns its exit code and output."""
     shown, code = io.StringIO(), 0
     with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
         try:
@@ -157,7 +156,7 @@ def make(command: str, folder: Path) -> str:
 
 @contextlib.contextmanager
 def workshop(folder: Path) -> Iterator[None]:
-    """Work in a folder with the files that the mistakes are about, without a hub, colours or processes."""
+    """Change to a folder with the mistakes' files, without hub access, colours or child processes."""
     changes = {"TRTKIT_CACHE_DIR": str(folder / ".cache"), "HF_HUB_CACHE": str(folder / ".hub"), "NO_COLOR": "1"}
     changes |= {"HF_ENDPOINT": "http://127.0.0.1:9", "COLUMNS": "100"}
     with pytest.MonkeyPatch.context() as patch, inline_jobs():

@@ -1,8 +1,8 @@
-"""Plant small faults in trtkit, one at a time, and see whether tests notice: `make mutants`.
+"""Mutation testing: plants small faults in trtkit, one at a time, and checks that tests notice. `make mutants`.
 
-Each fault is in a statement that some test executes, by the notes of `tests/statements.py`; tests that execute it run
-until one fails, the quickest first. Faults and their order follow from the seed, so that runs before and after a change
-of the tests can be compared.
+Each fault is in a statement that some test executes, according to the notes of `tests/statements.py`. The tests that
+execute it run until one fails, the quickest first. The seed determines faults and their order, so that runs before and
+after a change of the tests are comparable.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 _OF_LLM = ("engine", "scheduler", "cache", "execution", "sampling")
 PACKAGES = ("network", "models", "drafts", *(f"llm/{name}" for name in _OF_LLM))
 LIMIT_S = 300
-"""Wall time of a mutant's tests; one that hangs them is noticed, too."""
+"""Limit of a mutant's tests in wall time; exceeding it counts as noticed."""
 _PAIRS = (
     *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)),
     *((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.FloorDiv, ast.Mult), (ast.Mod, ast.FloorDiv), (ast.And, ast.Or)),
@@ -42,7 +42,7 @@ OTHER = dict(_PAIRS) | {other: one for one, other in _PAIRS if one is not ast.Fl
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault: `line` of `file` says `now`, where it was `was`. start: of the statement, which the notes know."""
+    """A fault: in `line` of `file`, `was` becomes `now`. start: the first line of the statement, as in the notes."""
 
     file: str
     start: int
@@ -54,7 +54,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Note:
-    """What a test executes, and its processor time."""
+    """The statements that a test executes, and its CPU time."""
 
     test: str
     cpu_s: float
@@ -71,7 +71,7 @@ def read_notes(folder: Path) -> list[Note]:
 
 
 def changed(node: ast.AST) -> ast.expr | None:
-    """Return what stands for an expression in a mutant; none if it is left alone."""
+    """Return an expression's replacement in a mutant; None if it is left alone."""
     result: ast.expr | None = None
     match node:
         case ast.Compare(left, [op], comparators):
@@ -90,7 +90,7 @@ def changed(node: ast.AST) -> ast.expr | None:
 
 
 def mutants_of(file: Path) -> Iterator[Mutant]:
-    """Yield every mutant of a file's functions. Types, messages of errors and assertions are left alone."""
+    """Yield every mutant of a file's functions, except in types, error messages and assertions."""
     source = file.read_text(encoding="utf-8")
     data, name = source.encode(), str(file.relative_to(ROOT))
     starts = [0, *itertools.accumulate(map(len, data.splitlines(keepends=True)))]
@@ -119,7 +119,7 @@ def mutants_of(file: Path) -> Iterator[Mutant]:
 
 
 def choose(notes: list[Note], count: int, seed: int) -> list[Mutant]:
-    """Return mutants in statements that the tests execute, the same ones for a seed and a tree."""
+    """Return `count` mutants in executed statements; they depend only on the seed and the source tree."""
     executed: dict[str, set[int]] = {}
     for file, lines in itertools.chain.from_iterable(note.lines.items() for note in notes):
         executed.setdefault(file, set()).update(lines)
@@ -129,9 +129,10 @@ def choose(notes: list[Note], count: int, seed: int) -> list[Mutant]:
 
 
 def tests_of(mutant: Mutant, notes: list[Note], seconds: float) -> list[str]:
-    """Return tests that execute a mutant's statement and take `seconds` together.
+    """Return tests that execute a mutant's statement and take up to `seconds` together.
 
-    Half of that goes to the quickest, which check single values; the rest to one of each function before another.
+    Half of the time goes to the quickest, which check single values; the rest to one case per function before further
+    ones.
     """
     able = sorted((note for note in notes if mutant.start in note.lines.get(mutant.file, ())), key=lambda it: it.cpu_s)
     functions: dict[str, list[Note]] = {}
@@ -149,7 +150,7 @@ def tests_of(mutant: Mutant, notes: list[Note], seconds: float) -> list[str]:
 
 
 class Planted(SourceFileLoader):
-    """Loads a module's mutant."""
+    """Loads a mutant instead of a module."""
 
     source = b""
 
@@ -158,7 +159,7 @@ class Planted(SourceFileLoader):
 
 
 def plant(mutant: Mutant) -> None:
-    """Let this process, which has not imported trtkit, import a mutant instead of its module."""
+    """Make this process, which has not imported trtkit yet, import a mutant instead of its module."""
 
     class Finder:
         @staticmethod
@@ -174,7 +175,7 @@ def plant(mutant: Mutant) -> None:
 
 
 def failure(mutant: Mutant, tests: list[str], log: Path) -> str | None:
-    """Return the test that fails first, or how the tests' process ended; none if all pass."""
+    """Return the first test that fails, or how the tests' process ended; None if all pass."""
     child = os.fork()
     if child == 0:
         os.setsid()

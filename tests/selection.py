@@ -1,4 +1,4 @@
-"""Which cases of a test run every time, and which only with the slow ones."""
+"""Selects which cases of a test run every time, and which only in `make slow`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 LIST = Path(__file__).with_name("slow_tests.txt")
-"""Tests and cases that only `make slow` runs because others cover what they execute: `python -m tests.choose`."""
+"""Tests and cases that only `make slow` runs, since others cover their statements; from `python -m tests.choose`."""
 
 
 def slow_unless(is_kept: Callable[..., bool], cases: Iterable[Any]) -> list[Any]:
-    """Return a test's parameters, those that are not kept marked slow. A tuple is several parameters, as in pytest."""
+    """Return a test's parameters, marked slow unless `is_kept`. A tuple is several parameters, as in pytest."""
     marked = []
     for case in cases:
         values = case if isinstance(case, tuple) else (case,)
@@ -26,12 +26,12 @@ def slow_unless(is_kept: Callable[..., bool], cases: Iterable[Any]) -> list[Any]
 
 @cache
 def listed() -> frozenset[str]:
-    """Return the node IDs in `LIST`; one without parameters stands for all cases of its test."""
+    """Return the node IDs in `LIST`; one without parameters means all cases of its test."""
     return frozenset(node_ids(LIST.read_text(encoding="utf-8")))
 
 
 def node_ids(text: str) -> list[str]:
-    """Return the tests of a list: below each file its tests, below each test the parameters of its cases."""
+    """Parse a list of tests: each file is followed by its tests, each test by the parameters of its cases."""
     tests, file, test = list[str](), "", ""
     for line in text.splitlines():
         name = line.lstrip(" ")
@@ -48,7 +48,7 @@ def node_ids(text: str) -> list[str]:
 
 
 def as_text(tests: Iterable[str]) -> str:
-    """Return tests as `node_ids` reads them."""
+    """Return tests in the format that `node_ids` reads."""
     lines, file, test = list[str](), "", ""
     for node in sorted(tests):
         function, bracket, case = node.partition("[")
@@ -64,5 +64,5 @@ def as_text(tests: Iterable[str]) -> str:
 
 
 def is_listed(nodeid: str) -> bool:
-    """Whether the list leaves a test, or this case of it, to `make slow`."""
+    """Whether `LIST` leaves a test, or this case of it, to `make slow`."""
     return nodeid in listed() or nodeid.partition("[")[0] in listed()

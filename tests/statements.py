@@ -1,7 +1,7 @@
-"""Which statements of `trtkit/` each test executes: `pytest -p tests.statements --statements FOLDER`.
+"""Records which statements of `trtkit/` each test executes: `pytest -p tests.statements --statements FOLDER`.
 
-Modules are rewritten when they are imported: before each statement, a flag is set, which costs little enough to
-measure times beside it. Child processes are not watched.
+Modules are rewritten on import to set a flag before each statement, which is cheap enough to measure times as well.
+Child processes are not recorded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parents[1] / "trtkit"
 FLAGS = "__executed__"
-"""Name of a module's flags, one for each of its statements."""
+"""Name of a module's array of flags, one per statement."""
 _BODIES = ("body", "orelse", "finalbody")
 _TREES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -65,7 +65,7 @@ def _is_future(statement: ast.stmt) -> bool:
 
 
 class Watched(SourceFileLoader):
-    """Loads a module with flags. modules: lines and flags of all, by path."""
+    """Loads a module with flags. modules: lines and flags of all loaded modules, by path."""
 
     modules: dict[str, tuple[list[int], bytearray]] = {}  # noqa: RUF012 - shared by all loaders on purpose
 
@@ -83,7 +83,7 @@ class Watched(SourceFileLoader):
 
 
 class Finder:
-    """Finds modules of trtkit, before Python's own finder does."""
+    """Finds modules of trtkit, ahead of Python's own finder."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -96,7 +96,7 @@ class Finder:
 
 
 def take(root: Path) -> dict[str, list[int]]:
-    """Return the lines of the statements that ran since the last time, by the path of their file."""
+    """Return the lines of statements that ran since the last call, by file path."""
     executed = {}
     for path, (lines, flags) in Watched.modules.items():
         if any(flags):
@@ -111,14 +111,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests() -> None:
-    """Watch what is imported from now on, before the tests' settings import trtkit."""
+    """Record imports from now on, before conftest imports trtkit."""
     assert "trtkit" not in sys.modules
     sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
-    """Note a test's processor time and statements as a line of JSON."""
+    """Write a test's CPU time and statements as a line of JSON."""
     before = sum(os.times()[:4])
     result = yield
     note = {"test": item.nodeid, "cpu_s": round(sum(os.times()[:4]) - before, 3), "lines": take(item.config.rootpath)}

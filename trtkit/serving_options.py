@@ -80,7 +80,7 @@ class ServingOptions:
     )
     offload: CachePlace | None = _option(
         None,
-        "Run pipeline stages in turn on one device, each stage's weights loaded in its turn; where caches stay.",
+        "Run pipeline stages in turn on one device, loading the weights of each; the value says where caches stay.",
         "name",
         _RUN,
         choices=CACHE_PLACES,

@@ -1,7 +1,7 @@
-"""Is a model fit for TensorRT? Build it, verify it, plan it, and compare with an earlier report; no GPU is needed.
+"""Checks a model for TensorRT: builds it, verifies it, plans it, and compares with an earlier report. Needs no GPU.
 
-Writes what it measured as JSON, and as a Markdown table for a comment. Exits with 1 if the model is not fit, with 2 if
-this script was called wrongly.
+Writes a report as JSON, and as a Markdown table for a comment. Exits with 1 if the model fails, with 2 for wrong
+arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Step:
-    """A command of trtkit that has run. result: its JSON; error: what it said instead."""
+    """A finished trtkit command. result: its JSON; error: its error message if it failed."""
 
     name: str
     result: dict[str, Any]
@@ -27,7 +27,7 @@ class Step:
 
 
 def trtkit(name: str, *words: str) -> Step:
-    """Run a command with --json. Its log goes where this script's goes."""
+    """Run a trtkit command with --json. Its log goes to this script's stderr."""
     print(f"trtkit {name} {' '.join(words)}", file=sys.stderr)
     command = [sys.executable, "-m", "trtkit", name, *words, "--json"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -39,7 +39,7 @@ def trtkit(name: str, *words: str) -> Step:
 
 
 def measure(model: str, bundle: str, gpu: str) -> dict[str, Any]:
-    """Return the report on a model: whether it is fit, its figures, and the first error."""
+    """Return the report on a model: whether it passes, its figures, and the first error."""
     built = trtkit("build", model, "-o", bundle)
     if built.error:
         return {"model": model, "fit": False, "figures": {}, "error": f"it does not build:\n{built.error}"}
@@ -56,7 +56,7 @@ def measure(model: str, bundle: str, gpu: str) -> dict[str, Any]:
 
 
 def _accuracy(verified: dict[str, Any]) -> dict[str, Any]:
-    """Return what `trtkit verify` measured."""
+    """Return the figures of `trtkit verify`."""
     errors = [output["relative_rms_error"] for output in verified.get("outputs", {}).values()]
     figures: dict[str, Any] = {"error, relative RMS": max(errors)} if errors else {}
     task = verified.get("task")
@@ -66,7 +66,7 @@ def _accuracy(verified: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plan(planned: dict[str, Any], gpu: str) -> dict[str, Any]:
-    """Return the time of a call, or of a token, at best on a GPU, and whether its memory suffices."""
+    """Return the best-case time per call or token on a GPU, and whether its memory suffices."""
     if not planned:
         return {}
     best = planned["gpus"][0]
@@ -80,7 +80,7 @@ def _plan(planned: dict[str, Any], gpu: str) -> dict[str, Any]:
 
 
 def markdown(report: dict[str, Any], before: dict[str, Any]) -> str:
-    """Return the comment. before: an earlier report, empty if there is none."""
+    """Return the comment's Markdown. before: an earlier report; empty if there is none."""
     verdict = "is fit for TensorRT" if report["fit"] else "is not fit for TensorRT"
     lines = [f"### `{report['model']}` {verdict}", ""]
     if report["figures"]:
@@ -102,7 +102,7 @@ def _text(value: Any) -> str:
 
 
 def _change(now: Any, old: Any) -> str:
-    """Return how a number changed: in percent, or by which factor if it is another order of magnitude."""
+    """Return a number's change in percent, or as a factor if it is of another order of magnitude."""
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (now, old))
     if not numbers or not old:
         return "" if old is None or now == old else "changed"
@@ -112,7 +112,7 @@ def _change(now: Any, old: Any) -> str:
 
 
 def main() -> None:
-    """Read the command line, measure and write."""
+    """Parse the command line, measure, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", help="an .onnx or .gguf file, a config, or a folder that transformers saved")
     parser.add_argument("--gpu", default="l4", help="what to plan for; `trtkit list` names all")

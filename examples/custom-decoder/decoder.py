@@ -1,4 +1,4 @@
-"""A decoder of one's own in trtkit's network API: parallel gated layers on RMS norms, with sinks in its attention."""
+"""A custom decoder in trtkit's network API: parallel attention and gated MLP, RMS norms, attention sinks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ V, D, F, N, K, H, T, LAYERS = 96, 32, 80, 4, 2, 8, 64, 2  # letters as in trtkit
 
 
 def layer(g: Graph, x: Tensor, w: dict[str, np.ndarray], io: tuple[Tensor, Tensor, Tensor], i: int) -> Tensor:
-    """Add layer i to x [B, S, D]."""
+    """Add layer i; return its output. x: [B, S, D]."""
     position_ids, write_indices, kv_lengths = io
     weight = {name: g.constant(array[None] if array.ndim == 2 else array, name) for name, array in w.items()}
     y = rms_norm(x, weight["norm"], eps=1e-6)
@@ -38,7 +38,7 @@ def layer(g: Graph, x: Tensor, w: dict[str, np.ndarray], io: tuple[Tensor, Tenso
 
 
 def decoder(g: Graph, weights: list[dict[str, np.ndarray]], ends: tuple[np.ndarray, np.ndarray]) -> None:
-    """Add the whole model, with trtkit's inputs and outputs for language models."""
+    """Add the whole model, with trtkit's standard inputs and outputs of language models."""
     table, head = ends
     x = embedding(g.input("input_ids", INT32, (-1, -1)), g.constant(table, "embedding"))
     names = {"position_ids": (-1, -1), "write_indices": (-1,), "kv_lengths": (-1,)}
@@ -50,7 +50,7 @@ def decoder(g: Graph, weights: list[dict[str, np.ndarray]], ends: tuple[np.ndarr
 
 
 def random_weights(seed: int = 0) -> tuple[list[dict[str, np.ndarray]], tuple[np.ndarray, np.ndarray]]:
-    """Return the layers' weights, and the embedding table with the head's matrix."""
+    """Return the layers' weights; and the embedding and the LM head."""
     random = np.random.default_rng(seed)
     shapes = {"q": (N * H, D), "k": (K * H, D), "v": (K * H, D), "o": (D, N * H), "norm": (D,), "sinks": (N,)}
     shapes |= {"gate": (F, D), "up": (F, D), "down": (D, F)}

@@ -1,4 +1,4 @@
-"""Generate greedily with the custom decoder on the reference executor, then build its engine with TensorRT-RTX."""
+"""Generates greedily with the custom decoder on the reference executor, then builds its engine with TensorRT-RTX."""
 
 from __future__ import annotations
 

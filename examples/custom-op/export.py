@@ -1,4 +1,4 @@
-"""Write a small radiance field as an exporter would that keeps `FourierFeatures` as one node of its own domain."""
+"""Writes a small radiance field to ONNX, with `FourierFeatures` as a single node of a custom domain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a DETR3D bundle on a scene and draw its boxes from above, with what each camera sees."""
+"""Run a DETR3D bundle on a scene and draw its boxes from above, with each camera's field of view."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e
 
 
 def pixel(x: float, y: float) -> tuple[float, float]:
-    """Return where a point in metres is drawn: x to the right, y up."""
+    """Return the pixel of a point in metres: x to the right, y up."""
     return (x / METRES + 1) * SIZE / 2, (1 - y / METRES) * SIZE / 2
 
 
@@ -28,7 +28,7 @@ def corners(box: np.ndarray) -> list[tuple[float, float]]:
 
 
 def view(lidar2img: np.ndarray, image: tuple[int, int]) -> list[tuple[float, float]]:
-    """Return the triangle of the ground that a camera sees: its place, and 50 m along both edges of its image."""
+    """Return a camera's field of view on the ground: a triangle from its position, 50 m along both image edges."""
     inverse = np.linalg.inv(lidar2img)
     place = inverse @ [0, 0, 0, 1]
     rays = [(inverse @ [u * 50, image[0] / 2 * 50, 50, 1])[:2] for u in (0, image[1])]
@@ -36,7 +36,7 @@ def view(lidar2img: np.ndarray, image: tuple[int, int]) -> list[tuple[float, flo
 
 
 def main() -> None:
-    """Run, print the best boxes, draw all that lie in range."""
+    """Run the bundle, print the best boxes, and draw all boxes in range."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle")
     parser.add_argument("scene", type=Path)

@@ -1,4 +1,4 @@
-"""Make what DETR3D takes: a folder with random weights, and an .npz of images with real camera matrices."""
+"""Write a DETR3D model with random weights, and a scene: an .npz of images with real camera matrices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RIG = json.loads((Path(__file__).parent / "cameras.json").read_text())
 
 
 def write_model(folder: Path, sizes: dict[str, Any]) -> None:
-    """Write config.json and random weights: right in structure, without knowledge of traffic."""
+    """Write config.json and random weights: the real structure, untrained."""
     torch.manual_seed(0)
     model = Detr3d(**{name: value for name, value in sizes.items() if name != "max_detections"})
     for name, weight in model.named_parameters():
@@ -41,7 +41,7 @@ def write_model(folder: Path, sizes: dict[str, Any]) -> None:
 
 
 def matrix(pose: dict[str, Any]) -> np.ndarray:
-    """Return the 4x4 transform of a sensor's frame into the vehicle's, from a unit quaternion (w, x, y, z)."""
+    """Return the 4x4 transform from a sensor's frame to the vehicle's, from a unit quaternion (w, x, y, z)."""
     w, x, y, z = pose["rotation"]
     found = np.eye(4)
     found[:3, :3] = [
@@ -54,7 +54,7 @@ def matrix(pose: dict[str, Any]) -> np.ndarray:
 
 
 def lidar2img(image: tuple[int, int]) -> np.ndarray:
-    """Return [1, 6, 4, 4]: points of the lidar's frame to pixels of each camera, its image shrunk to this width."""
+    """Return [1, 6, 4, 4]: transforms from the lidar's frame to pixels of each camera's image, scaled to `image`."""
     scale = image[1] / RIG["image"][1]
     found = []
     for camera in RIG["cameras"].values():

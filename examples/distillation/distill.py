@@ -1,4 +1,4 @@
-"""Train a model on a text; a compressed one to give the original's next-token distribution on every token."""
+"""Train a model on a text; compressed models are trained to match the original's next-token distributions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Options = argparse.Namespace
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return the options of the scripts that compress a model."""
+    """Return the common options of scripts that compress a model."""
     options = argparse.ArgumentParser(description=description)
     options.add_argument("model", help="a config's name or file, as for `trtkit build`")
     add_training_options(options)
@@ -48,14 +48,14 @@ def open_model(name: str) -> tuple[Any, Any]:
 
 
 def distill(student: Any, teacher: Any, ids: list[int], options: Options) -> None:
-    """Train all weights but embeddings and head, and print the divergence at times."""
+    """Train all weights except embedding and LM head, and print the divergence now and then."""
     for fixed in (student.get_input_embeddings(), student.get_output_embeddings()):
         fixed.requires_grad_(False)
     train(student, lambda batch: divergence(student, teacher, batch), ids, options)
 
 
 def train(model: Any, loss_of: Callable[[torch.Tensor], torch.Tensor], ids: list[int], options: Options) -> None:
-    """Train the weights that take gradients, and print the loss at times. loss_of: of windows [B, S], in nats."""
+    """Train the weights that require gradients; print the loss now and then. loss_of: of windows [B, S], in nats."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, weight_decay=0.0)
     rate = OneCycleLR(optimizer, options.learning_rate, total_steps=options.steps + 1, pct_start=0.1)
@@ -74,7 +74,7 @@ def train(model: Any, loss_of: Callable[[torch.Tensor], torch.Tensor], ids: list
 
 
 def batches(ids: list[int], options: Options) -> Iterator[torch.Tensor]:
-    """Yield windows of a text, [B, S], in a random order that is always the same, again and again."""
+    """Yield windows [B, S] of a text forever, in a seeded random order."""
     windows = torch.tensor(ids[: len(ids) // options.length * options.length]).view(-1, options.length)
     generator = torch.Generator().manual_seed(0)
     while True:
@@ -82,7 +82,7 @@ def batches(ids: list[int], options: Options) -> Iterator[torch.Tensor]:
 
 
 def divergence(student: Any, teacher: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Return the mean Kullback-Leibler divergence of the student's next-token distributions, in nats. ids: [B, S]."""
+    """Return the student's mean KL divergence from the teacher's next-token distributions, in nats. ids: [B, S]."""
     with bf16_products():
         with torch.no_grad():
             wanted = teacher(ids, use_cache=False).logits
@@ -92,7 +92,7 @@ def divergence(student: Any, teacher: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def bf16_products() -> torch.autocast:
-    """Return a context in which matrix products run in bf16 if the CPU can multiply it; emulated, it is far slower."""
+    """Return a context that runs matrix products in bf16 if the CPU supports it; emulated bf16 is far slower."""
     can = torch.cpu.get_capabilities()
     is_native = any(can.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
     return torch.autocast("cpu", torch.bfloat16, enabled=is_native)

@@ -1,4 +1,4 @@
-"""Prune a Llama in depth, feed-forward width or heads, keeping what matters most on a text, and train the rest."""
+"""Prune a Llama's layers, feed-forward channels or heads, keeping the most important ones on a text, and train it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
 SCORED = 4096
-"""Tokens of the text that decide what to keep."""
+"""Tokens of the text that importance is computed on."""
 
 
 def main() -> None:
@@ -36,8 +36,8 @@ def main() -> None:
 def importance(model: Any, ids: list[int], length: int) -> dict[str, torch.Tensor]:
     """Return scores of layers [L], of their key/value heads [L, K] and of their feed-forward channels [L, F].
 
-    A layer scores by how far it turns its input: 1 - cosine. A channel scores by its mean magnitude times the norm of
-    the weights that read it, a head by the sum over its channels.
+    A layer's score is 1 - cosine similarity of its input and output; a channel's is its mean magnitude times the norm
+    of the weights that read it; a head's is the sum over its channels.
     """
     layers = list(model.model.layers)
     mixed, fed = [layer.self_attn.o_proj for layer in layers], [layer.mlp.down_proj for layer in layers]
@@ -62,7 +62,7 @@ def importance(model: Any, ids: list[int], length: int) -> dict[str, torch.Tenso
 
 
 def prune(model: Any, scores: dict[str, torch.Tensor], keep: Namespace) -> None:
-    """Remove what scores lowest, in place: the result is a Llama of other sizes, which every reader of Llamas takes."""
+    """Remove what scores lowest, in place. The result is a Llama of other sizes, which any Llama loader reads."""
     config = model.config
     size = config.hidden_size // config.num_attention_heads if config.head_dim is None else config.head_dim
     group = config.num_attention_heads // config.num_key_value_heads
@@ -89,12 +89,12 @@ def prune(model: Any, scores: dict[str, torch.Tensor], keep: Namespace) -> None:
 
 
 def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Return where the `count` highest scores are, in their order."""
+    """Return the indices of the `count` highest scores, ascending."""
     return scores.topk(count).indices.sort().values
 
 
 def elements(heads: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the rows or columns of heads."""
+    """Return the rows or columns that belong to heads."""
     return (heads[:, None] * size + torch.arange(size)).flatten()
 
 

@@ -24,7 +24,7 @@ def main() -> None:
     teacher, tokenizer = open_model(options.model)
     student = mtq.quantize(copy.deepcopy(teacher), INT4)
     distill(student, teacher, tokenizer.encode(options.text.read_text(encoding="utf-8")), options)
-    # In 16 bits, weights would be rounded before they are quantized, and some would change their codes.
+    # In 16 bits, weights would be rounded before they are quantized, which would change some codes.
     export_hf_checkpoint(student, dtype=torch.float32, export_dir=options.out)
     tokenizer.save_pretrained(options.out)
 

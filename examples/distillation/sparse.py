@@ -1,4 +1,4 @@
-"""Train a small OPT from scratch with a penalty on what ReLU lets through, so that few neurons are active."""
+"""Train a small OPT from scratch with a penalty on ReLU's outputs, so that few neurons are active."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def new_model(options: argparse.Namespace) -> Any:
-    """Return a model with random weights, the same ones each time."""
+    """Return a model with seeded random weights."""
     torch.manual_seed(0)
     config = OPTConfig(
         vocab_size=options.vocab_size,
@@ -57,7 +57,7 @@ def new_model(options: argparse.Namespace) -> Any:
 
 
 class Penalized:
-    """The loss of windows, and a penalty on the mean activation of all layers' neurons."""
+    """The loss of windows plus a penalty on the mean activation of all layers' neurons."""
 
     def __init__(self, model: Any, penalty: float) -> None:
         self._model, self._penalty = model, penalty
@@ -66,7 +66,7 @@ class Penalized:
             layer.fc2.register_forward_pre_hook(lambda _, inputs: self._means.append(inputs[0].mean()))
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return both in nats. ids: [B, S]."""
+        """Return the loss and the penalty, in nats. ids: [B, S]."""
         self._means.clear()
         loss = self._model(ids, labels=ids, use_cache=False).loss
         return loss + self._penalty * torch.stack(self._means).mean()

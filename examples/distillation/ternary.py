@@ -1,4 +1,4 @@
-"""Train a small BitNet b1.58, whose weights are -1, 0 or 1 times a scale, or its full-precision twin, from scratch."""
+"""Train a small BitNet b1.58 from scratch (weights are -1, 0 or 1 times a scale), or its full-precision twin."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def train_tokenizer(text: str, vocab_size: int) -> PreTrainedTokenizerFast:
-    """Return byte-level BPE trained on a text."""
+    """Return a byte-level BPE tokenizer trained on a text."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -57,7 +57,7 @@ def train_tokenizer(text: str, vocab_size: int) -> PreTrainedTokenizerFast:
 
 
 def new_model(options: argparse.Namespace) -> Any:
-    """Return a model with random weights, the same ones each time."""
+    """Return a model with seeded random weights."""
     torch.manual_seed(0)
     heads = options.hidden_size // HEAD_DIM
     config = BitNetConfig(
@@ -73,7 +73,7 @@ def new_model(options: argparse.Namespace) -> Any:
         eos_token_id=0,
     )
     model = BitNetForCausalLM(config)
-    # transformers' standard deviation, 0.02, lets the blocks' outputs hide the tokens: training would start slowly.
+    # With transformers' standard deviation, 0.02, the blocks' outputs drown the tokens, and training starts slowly.
     torch.nn.init.normal_(model.model.embed_tokens.weight)
     if not options.full_precision:
         make_ternary(model)
@@ -81,7 +81,7 @@ def new_model(options: argparse.Namespace) -> Any:
 
 
 class StraightThrough(torch.autograd.Function):
-    """Return rounded values; their gradient goes to the values themselves."""
+    """Return rounded values; the gradient passes to the unrounded ones (straight-through estimator)."""
 
     @staticmethod
     def forward(_ctx: Any, _values: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
@@ -95,30 +95,30 @@ class StraightThrough(torch.autograd.Function):
 
 
 class BitLinear(Linear):
-    """A linear layer that rounds its inputs to 8 bits and its weights to ternary values, and trains through both."""
+    """A linear layer that rounds inputs to 8 bits and weights to ternary values, and passes gradients through both."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the product of rounded weights and rounded inputs. x: [B, S, in]."""
+        """Return the product of rounded weights and inputs. x: [B, S, in]."""
         values, scale = self.ternary()
         weight = StraightThrough.apply(self.weight / scale, values)
         return linear(StraightThrough.apply(x, eight_bits(x)), weight) * scale
 
     @torch.no_grad()
     def ternary(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return values -1, 0 and 1 [out, in], and their scale [1]: the weights' mean magnitude."""
+        """Return the ternary values [out, in], and their scale [1], the weights' mean magnitude."""
         scale = self.weight.abs().mean().clamp(min=1e-5)
         return (self.weight / scale).round().clamp(-1, 1), scale[None]
 
 
 @torch.no_grad()
 def eight_bits(x: torch.Tensor) -> torch.Tensor:
-    """Round each token to 255 steps of its largest magnitude. x: [B, S, in]."""
+    """Round each token to 8 bits, scaled by its largest magnitude. x: [B, S, in]."""
     scale = 127 / x.abs().amax(-1, keepdim=True).clamp(min=1e-5)
     return (x * scale).round().clamp(-128, 127) / scale
 
 
 def make_ternary(model: Any) -> None:
-    """Let the linear layers of all blocks round weights and inputs, in place."""
+    """Turn the linear layers of all blocks into BitLinear, in place."""
     for name, module in list(model.model.layers.named_modules()):
         if isinstance(module, Linear):
             rounding = BitLinear(module.in_features, module.out_features, bias=False)
@@ -127,7 +127,7 @@ def make_ternary(model: Any) -> None:
 
 
 def save(model: Any, folder: Path) -> None:
-    """Write a checkpoint that transformers reads, with ternary weights in 2 bits."""
+    """Write a checkpoint in transformers' format, with ternary weights in 2 bits."""
     state = {name: weight.detach() for name, weight in model.named_parameters()}
     for name, module in model.named_modules():
         if isinstance(module, BitLinear):

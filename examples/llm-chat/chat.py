@@ -1,4 +1,4 @@
-"""Chat with a bundle from a program: `python chat.py BUNDLE`, a question a line; answers stream as they are made."""
+"""Chat with a bundle from a program: `python chat.py BUNDLE`, one question per line; answers are streamed."""
 
 from __future__ import annotations
 

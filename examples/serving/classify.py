@@ -1,4 +1,4 @@
-"""Ask a served classifier what is on an image: python examples/serving/classify.py photo.png."""
+"""Classify an image with a served model: python examples/serving/classify.py photo.png."""
 
 import sys
 from pathlib import Path

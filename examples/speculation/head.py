@@ -1,4 +1,4 @@
-"""An EAGLE-3 head in torch, as it is trained: all guesses of a chain, after every token of a text at once.
+"""An EAGLE-3 head in torch for training: it computes a chain of guesses after every token of a text at once.
 
 Source: https://arxiv.org/abs/2503.01840 (training-time test).
 """
@@ -34,7 +34,7 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention over the text up to a token and over the guesses that follow it."""
+    """Attention to the text up to a token and to the guesses after it."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -75,10 +75,10 @@ class Attention(nn.Module):
 
 
 class Head(nn.Module):
-    """A head of a Llama.
+    """An EAGLE-3 head for a Llama.
 
-    config: the model's. table: the model's embedding [V, D]. ids: the tokens [V'] that the head can guess, ascending.
-    layers: those whose inputs it reads.
+    config: the model's. table: the model's embedding [V, D]. ids: tokens [V'] that the head can guess, ascending.
+    layers: the layers whose inputs it reads.
     """
 
     def __init__(self, config: Any, table: Tensor, ids: Tensor, layers: tuple[int, ...]) -> None:
@@ -94,7 +94,7 @@ class Head(nn.Module):
 
     @torch.no_grad()
     def start_from(self, model: Any) -> None:
-        """Copy what the model has alike: its logits' matrix, which is not trained, last norm and last MLP."""
+        """Copy the model's LM head, which is not trained, final norm and last MLP."""
         last, size = model.model.layers[-1], self.config.hidden_size
         self.lm_head.weight.copy_(model.get_output_embeddings().weight[self.ids])
         self.fc.weight.zero_()[:, -size:].copy_(torch.eye(size))
@@ -106,7 +106,7 @@ class Head(nn.Module):
     def forward(self, tokens: Tensor, states: Tensor, guesses: int) -> list[Tensor]:
         """Return the logits [B, S, V'] of each guess.
 
-        tokens: [B, S + guesses - 1], each the one after its hidden states. states: [B, S, 3 D].
+        tokens: [B, S + guesses - 1], each one the successor of the token with its hidden states. states: [B, S, 3 D].
         """
         hidden, chain, logits = self.fc(states), [], []
         for guess in range(guesses):

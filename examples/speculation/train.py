@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Options = argparse.Namespace
 DECAY = 0.8
-"""Weight of a guess's loss, compared with that of the guess before it."""
+"""Weight of a guess's loss relative to the previous guess's."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,9 +45,9 @@ def parser() -> argparse.ArgumentParser:
 
 @torch.inference_mode()
 def read(model: Any, windows: Tensor, layers: tuple[int, ...]) -> Tensor:
-    """Let the model read windows [W, S] of the text; return its hidden states [W, S, 4 D], the last layer's at the end.
+    """Run the model on windows [W, S] of the text; return hidden states [W, S, 4 D], ending with the last layer's.
 
-    layers: those whose inputs to keep.
+    layers: the layers whose inputs to keep.
     """
     began, states = time.monotonic(), []
     for batch in windows.split(8):
@@ -60,7 +60,7 @@ def read(model: Any, windows: Tensor, layers: tuple[int, ...]) -> Tensor:
 
 
 def losses(head: Head, tokens: Tensor, states: Tensor, guesses: int) -> tuple[Tensor, Tensor]:
-    """Return each guess's cross-entropy to the model's next-token distribution, and how often both prefer one token.
+    """Return each guess's cross-entropy with the model's next-token distribution, and how often both agree.
 
     tokens: [B, S]. states: [B, S, 4 D].
     """
@@ -76,7 +76,7 @@ def losses(head: Head, tokens: Tensor, states: Tensor, guesses: int) -> tuple[Te
 
 
 def train(head: Head, tokens: Tensor, states: Tensor, options: Options) -> None:
-    """Train on windows [W, S] and their hidden states; print the losses at times."""
+    """Train on windows [W, S] and their hidden states; print the losses now and then."""
     weights = [weight for weight in head.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, betas=(0.9, 0.95), weight_decay=0.01)
     rate = OneCycleLR(optimizer, options.learning_rate, total_steps=options.steps + 1, pct_start=0.1)
@@ -96,14 +96,14 @@ def train(head: Head, tokens: Tensor, states: Tensor, options: Options) -> None:
 
 
 def bf16_products() -> torch.autocast:
-    """Return a context in which matrix products run in bf16 if the CPU can multiply it; emulated, it is far slower."""
+    """Return a context that runs matrix products in bf16 if the CPU supports it; emulated bf16 is far slower."""
     can = torch.cpu.get_capabilities()
     is_native = any(can.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
     return torch.autocast("cpu", torch.bfloat16, enabled=is_native)
 
 
 def batches(count: int, size: int) -> Iterator[Tensor]:
-    """Yield numbers of windows in random order, again and again."""
+    """Yield batches of window indices forever, in random order."""
     return chain.from_iterable(torch.randperm(count).split(size) for _ in repeat(None))
 
 

@@ -1,7 +1,7 @@
-"""Box functions in Triton, shared by the suppression kernels.
+"""Box functions in Triton, shared by the NMS kernels.
 
-These are plain functions that each kernel compiles itself, `_bars = triton.jit(bars)`: a module's Triton functions run
-either on a GPU or in the interpreter, not in both.
+They are plain functions, which each kernel's module compiles (`_bars = triton.jit(bars)`): a module's Triton functions
+run either on a GPU or in the interpreter, not in both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LEAST_BLOCK = 16
 
 
 def block_of(count: Any, most: int) -> int:
-    """Return how many of `count` to process at a time: a power of 2, at most `most`; `most` if `count` is dynamic."""
+    """Return how many of `count` to process at a time: a power of 2 up to `most`; `most` if `count` is dynamic."""
     return min(max(triton.next_power_of_2(count), _LEAST_BLOCK), most) if type(count) is int else most
 
 
@@ -26,7 +26,7 @@ def larger(a, b):
 
 def rank(score, number):
     """Return an int64 that is larger for a higher score and, if scores are equal, for a lower number."""
-    bits = (score + 0.0).to(tl.int32, bitcast=True)  # no negative zero
+    bits = (score + 0.0).to(tl.int32, bitcast=True)  # adding 0 turns negative zero into zero
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - number).to(tl.int64)
 

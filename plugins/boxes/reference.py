@@ -1,4 +1,4 @@
-"""Box functions in plain torch, shared by the references of the suppression ops."""
+"""Box functions in plain torch, shared by the references of the NMS ops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def corners(boxes: Tensor, is_centered: bool) -> Tensor:
-    """Return the lower and upper corners [S, 4] of boxes [S, 4] given as two opposite corners or as centre and size."""
+    """Return boxes [S, 4] as lower and upper corners [S, 4]. They are two opposite corners, or centre and size."""
     first, second = boxes[:, :2], boxes[:, 2:]
     if is_centered:
         first, second = first - second / 2, first + second / 2
@@ -19,7 +19,7 @@ def corners(boxes: Tensor, is_centered: bool) -> Tensor:
 
 
 def iou(a: Tensor, b: Tensor) -> float:
-    """Return the intersection over union of two boxes by their corners [4]; 0 where it is not defined."""
+    """Return the intersection over union of two boxes, each by its corners [4]; 0 if it is undefined."""
     sides = (torch.minimum(a[2:], b[2:]) - torch.maximum(a[:2], b[:2])).clamp(min=0)
     shared = sides.prod()
     union = (a[2:] - a[:2]).prod() + (b[2:] - b[:2]).prod() - shared

@@ -27,7 +27,7 @@ def _make(
     reach: float = 1.0,
     has_mask: bool = True,
 ) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
-    """Return a function that makes inputs. reach: the largest offset in pixels; a large one leads outside the image."""
+    """Return a function that makes inputs. reach: the largest offset in pixels; large ones sample outside the image."""
 
     def make(generator: np.random.Generator) -> Sequence[ndarray | None]:
         size = output_size(x, weight, attributes)

@@ -1,4 +1,4 @@
-"""Modulated deformable convolution v2 as one kernel: samples go straight into the matrix product."""
+"""Modulated deformable convolution v2 as one kernel, which feeds samples directly to a matrix product."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
     from .op import DeformConvAttributes
 
-# Output places and output channels of a program, channels of a step of its product.
-# Larger ones spill registers; smaller ones sample the same place more often.
+# Output positions and most output channels per program; input channels per step of its matrix product. Larger blocks
+# spill registers; smaller ones sample the same position more often.
 _PLACES, _MOST_OUT, _CHANNELS = 32, 128, 16
-_LEAST_OUT = 16  # of a matrix product
+_LEAST_OUT = 16  # minimum size of a matrix product
 SCALARS = ("C", "H", "W", "O", "HO", "WO")
 
 
 @triton.jit
 def _moved(offset_ptr, mask_ptr, at, pixel, has_place, HO, WO, HAS_MASK: tl.constexpr):
-    """Return a kernel point's offset (y, x) and mask at each place. at: the point's position in the offsets."""
+    """Return a kernel point's offsets (y, x) and mask at each output position. at: the point's index in the offsets."""
     dy = tl.load(offset_ptr + (at * 2) * HO * WO + pixel, mask=has_place, other=0.0).to(tl.float32)
     dx = tl.load(offset_ptr + (at * 2 + 1) * HO * WO + pixel, mask=has_place, other=0.0).to(tl.float32)
     share = tl.full(pixel.shape, 1.0, tl.float32)
@@ -39,7 +39,7 @@ def _moved(offset_ptr, mask_ptr, at, pixel, has_place, HO, WO, HAS_MASK: tl.cons
 
 @triton.jit
 def _sampled(x_ptr, base, has_channel, y, x, share, has_place, H, W, PLACES: tl.constexpr, CHANNELS: tl.constexpr):
-    """Sample planes that begin at base [CHANNELS] bilinearly at places [PLACES], zero outside, times the mask."""
+    """Sample the planes that begin at base [CHANNELS] at PLACES positions, bilinearly, zero outside, times the mask."""
     top, left = tl.floor(y), tl.floor(x)
     part_y, part_x = y - top, x - left
     seen = tl.full((PLACES, CHANNELS), 0.0, tl.float32)
@@ -58,7 +58,7 @@ def _sampled(x_ptr, base, has_channel, y, x, share, has_place, H, W, PLACES: tl.
 
 @triton.jit
 def _store(y_ptr, bias_ptr, total, at, has_place, has_out, O, AREA, HAS_BIAS: tl.constexpr):
-    """Add the bias and write a program's results. at: image, places, output channels."""
+    """Add the bias and write a program's results. at: image, output positions, output channels."""
     image, pixel, channel = at
     if HAS_BIAS:
         total += tl.load(bias_ptr + channel, mask=has_out, other=0.0).to(tl.float32)[None, :]
@@ -74,7 +74,7 @@ def deform_conv(
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     PLACES: tl.constexpr, OUT: tl.constexpr, CHANNELS: tl.constexpr, SEGMENT: tl.constexpr,
 ):  # fmt: skip
-    """Compute PLACES output places of OUT output channels of one group.
+    """Compute OUT output channels of one group at PLACES output positions.
 
     Channels are processed in segments within one convolution group and one offset group.
     """
@@ -110,7 +110,7 @@ def deform_conv(
 def plan(
     shapes: Sequence[Sequence[Any] | None], attributes: DeformConvAttributes, cdiv: Callable[[Any, int], Any]
 ) -> Launch:
-    """Return the launch parameters for inputs of these shapes, which may be TensorRT symbols except the weight's."""
+    """Return the launch parameters. shapes: of the inputs; all but the weight's may be TensorRT symbols."""
     x, weight, offset, bias, mask = shapes
     assert x is not None
     assert weight is not None

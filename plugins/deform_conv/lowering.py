@@ -1,4 +1,4 @@
-"""Modulated deformable convolution v2 by sampling and one matrix product."""
+"""Modulated deformable convolution v2 as sampling and one matrix product."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def lower(o: Ops[T], inputs: Sequence[T | None], attributes: DeformConvAttributes, form: str) -> list[T]:
-    """Sample every kernel point of every output pixel at once, weigh by the mask, multiply by the kernel.
+    """Sample every kernel point of every output pixel at once, apply the mask, multiply by the kernel.
 
     G offset groups, P = Kh * Kw kernel points.
     """
@@ -54,7 +54,7 @@ def _columns(
 
 
 def _kernel_places(kernel: HeightWidth, attributes: DeformConvAttributes) -> tuple[np.ndarray, np.ndarray]:
-    """Return each kernel point's row and column relative to the window's place, both [P, 1, 1]."""
+    """Return each kernel point's row and column relative to the window's start, both [P, 1, 1]."""
     rows, columns = np.meshgrid(np.arange(kernel[0]), np.arange(kernel[1]), indexing="ij")
     positions = [
         axis.astype(np.float32).reshape(-1, 1, 1) * dilation - padding

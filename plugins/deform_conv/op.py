@@ -1,4 +1,4 @@
-"""Modulated deformable convolution v2: inputs, outputs, and the nodes it replaces."""
+"""Modulated deformable convolution v2: attributes, output shapes, and the ONNX nodes it replaces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FLOATS = (FP32, FP16, BF16)
 
 @dataclass(frozen=True)
 class DeformConvAttributes:
-    """Two numbers each: height, width. groups: of the convolution. offset_groups: of channels that share offsets."""
+    """Pairs are (height, width). groups: of the convolution. offset_groups: channels of a group share their offsets."""
 
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
@@ -56,7 +56,7 @@ def infer(facts: Sequence[Fact | None], attributes: DeformConvAttributes) -> lis
 
 
 def output_size(x: Shape, weight: Shape, attributes: DeformConvAttributes) -> Shape:
-    """Return the output's height and width; -1 if the input's are not known."""
+    """Return the output's (height, width); -1 if the input's is unknown."""
     sizes = []
     for axis in range(2):
         padded = x[2 + axis] + attributes.padding[axis] + attributes.padding_end[axis]
@@ -99,7 +99,7 @@ def _from_mmcv(node: ForeignNode) -> Replacement:
 
 
 def _from_mmcv_v1(node: ForeignNode) -> Replacement:
-    """Read mmcv's node of the first version, without mask and bias: input, offset, weight."""
+    """Read mmcv's node for version 1, which has no mask and no bias: input, offset, weight."""
     attributes = _mmcv_attributes(node)
     node.only("bias", (0,), 0)
     node.ignore("im2col_step")

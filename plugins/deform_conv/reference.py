@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def reference(inputs: Sequence[Tensor | None], attributes: DeformConvAttributes) -> list[Tensor]:
-    """Compute y(p) = sum over k of w_k * x(p + p_k + dp_k) * m_k, one kernel point after the other.
+    """Compute y(p) = sum over k of w_k * x(p + p_k + dp_k) * m_k, one kernel point after another.
 
     x [N, C, H, W], weight [O, C / groups, Kh, Kw], offset [N, G * P * 2, Ho, Wo] as (y, x), bias [O],
     mask [N, G * P, Ho, Wo].

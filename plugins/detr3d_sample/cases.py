@@ -44,7 +44,7 @@ def _maker(
 
     def make(generator: np.random.Generator) -> Sequence[ndarray | None]:
         points = generator.random((batch, queries, 3))
-        points[:, 0] = 0.5  # the origin: in front of no camera
+        points[:, 0] = 0.5  # the origin, which no camera sees
         matrices = cameras(batch, count, attributes.image_height, attributes.image_width)
         weights = generator.random((batch, queries, count, len(levels)))
         features = [generator.standard_normal((batch, count, channels, *level)) for level in levels]

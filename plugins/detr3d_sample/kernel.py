@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .op import Detr3dSampleAttributes
 
 MOST_LEVELS = 4
-"""The kernel's number of feature inputs; those beyond the model's are not read."""
+"""The kernel's number of feature inputs; with fewer levels, the rest is not read."""
 _CHANNELS = 256
 SCALARS = ("N", "Q", "C", *(f"{name}{level}" for level in range(MOST_LEVELS) for name in "HW"))
 _FEATURES = tuple(f"feature{level}_ptr" for level in range(MOST_LEVELS))
@@ -38,7 +38,7 @@ def _seen(matrix_ptr, x, y, z, IMAGE_H: tl.constexpr, IMAGE_W: tl.constexpr):
     divisor = tl.where(depth > 1e-5, depth, 1e-5)
     u = _along(matrix_ptr, x, y, z) / divisor * (2.0 / IMAGE_W) - 1.0
     v = _along(matrix_ptr + 4, x, y, z) / divisor * (2.0 / IMAGE_H) - 1.0
-    # Comparisons of numbers are kept apart: joined, the interpreter makes integers of them.
+    # Separate `where`s: the interpreter turns combined comparisons into integers.
     is_ahead = tl.where(depth > 1e-5, 1.0, 0.0)
     is_across = tl.where(tl.abs(u) < 1.0, 1.0, 0.0)
     is_down = tl.where(tl.abs(v) < 1.0, 1.0, 0.0)
@@ -47,7 +47,7 @@ def _seen(matrix_ptr, x, y, z, IMAGE_H: tl.constexpr, IMAGE_W: tl.constexpr):
 
 @triton.jit
 def _sampled(planes_ptr, has_channel, u, v, height, width, CHANNELS: tl.constexpr):
-    """Sample planes [CHANNELS] bilinearly at one place, zero outside."""
+    """Sample planes [CHANNELS] bilinearly at one position, zero outside."""
     x, y = ((u + 1.0) * width - 1.0) * 0.5, ((v + 1.0) * height - 1.0) * 0.5
     left, top = tl.floor(x), tl.floor(y)
     part_x, part_y = x - left, y - top
@@ -72,7 +72,7 @@ def detr3d_sample(
     IMAGE_H: tl.constexpr, IMAGE_W: tl.constexpr, X0: tl.constexpr, Y0: tl.constexpr, Z0: tl.constexpr,
     X1: tl.constexpr, Y1: tl.constexpr, Z1: tl.constexpr, LEVELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Sum the features that all cameras see at one point, CHANNELS channels at a time; all arithmetic is in fp32."""
+    """Sum the features that all cameras see at one point, CHANNELS channels at a time, in fp32."""
     features, heights = (feature0_ptr, feature1_ptr, feature2_ptr, feature3_ptr), (H0, H1, H2, H3)
     widths = (W0, W1, W2, W3)
     query, batch = tl.program_id(0), tl.program_id(2)
@@ -98,7 +98,7 @@ def detr3d_sample(
 def plan(
     shapes: Sequence[Sequence[Any]], attributes: Detr3dSampleAttributes, cdiv: Callable[[Any, int], Any]
 ) -> Launch:
-    """Return the launch parameters for inputs of these shapes, which may be TensorRT symbols except for N and C.
+    """Return the launch parameters. shapes: of the inputs; all but N and C may be TensorRT symbols.
 
     Raises NetworkError for more levels than the kernel has inputs.
     """

@@ -1,4 +1,4 @@
-"""DETR3D feature sampling by one projection, and one GridSample or gather per level."""
+"""DETR3D feature sampling as one projection, and one GridSample or gather per level."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def lower(o: Ops[T], inputs: Sequence[T | None], attributes: Detr3dSampleAttributes, form: str) -> list[T]:
-    """Sum the weighted features that cameras see at the points, over cameras and levels; all in fp32."""
+    """Sum the weighted features that cameras see at the points, over cameras and levels, in fp32."""
     points, matrices, weights, *features = inputs
     assert points is not None
     assert matrices is not None
@@ -44,7 +44,7 @@ def _project(o: Ops[T], points: T, matrices: T, attributes: Detr3dSampleAttribut
     """Return the points' image positions [B * N, Q, 1, 2] in [-1, 1], and their visibility [B, N, 1, Q] as 0 or 1."""
     low, high = np.array(attributes.pc_range, np.float32).reshape(2, 3)
     metres = points * o.constant(high - low) + o.constant(low)  # [B, Q, 3]
-    # Products and sums, not a matrix product: TensorRT may run that in TF32, whose ten bits are pixels here.
+    # Not a matrix product: TensorRT may compute it in TF32, whose 10-bit mantissa would cost pixels.
     rows = o.take(matrices, 2, 0, 3)  # [B, N, 3, 4]
     turned = o.reduce("sum", o.unsqueeze(o.take(rows, 3, 0, 3), 2) * o.unsqueeze(metres, 1, 3), (4,))  # [B, N, Q, 3]
     at = turned + o.transpose(o.take(rows, 3, 3, 1), (0, 1, 3, 2))
@@ -53,7 +53,7 @@ def _project(o: Ops[T], points: T, matrices: T, attributes: Detr3dSampleAttribut
     u = x / divisor * (2.0 / attributes.image_width) - 1.0
     v = y / divisor * (2.0 / attributes.image_height) - 1.0
     is_seen = (depth > _NEAREST_DEPTH) & (o.unary("abs", u) < 1.0) & (o.unary("abs", v) < 1.0)
-    # What lies outside the image is not seen, however far; far coordinates would overflow as indices.
+    # Far coordinates would overflow as indices; anything outside the image is invisible, however far.
     grid = o.clip(o.stack([u, v], -1), -2.0, 2.0)  # [B, N, Q, 2]
     return o.reshape(grid, [-1, o.size(points, 1), 1, 2]), o.unsqueeze(o.cast(is_seen, FP32), 2)
 

@@ -1,4 +1,4 @@
-"""DETR3D feature sampling: inputs and outputs."""
+"""DETR3D feature sampling: attributes and output shapes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLOATS = (FP32, FP16, BF16)
 
 @dataclass(frozen=True)
 class Detr3dSampleAttributes:
-    """image_height, image_width: of the images of `lidar2img`, in pixels. pc_range: x, y, z min, then max, in m."""
+    """image_height, image_width: of `lidar2img`'s images, in pixels. pc_range: minimum x, y, z, then maximum, in m."""
 
     image_height: int
     image_width: int
@@ -28,7 +28,7 @@ class Detr3dSampleAttributes:
 
 
 def infer(facts: Sequence[Fact | None], attributes: Detr3dSampleAttributes) -> list[Fact]:
-    """Return [B, Q, C]. Raises Refusal if cameras, levels or channels do not fit."""
+    """Return [B, Q, C]. Raises Refusal if cameras, levels or channels do not match."""
     points, matrices, weights, *features = facts
     assert points is not None
     assert matrices is not None

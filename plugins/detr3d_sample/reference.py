@@ -52,7 +52,7 @@ def _sample(feature: Tensor, position: Tensor) -> Tensor:
             inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
             index = row.clamp(0, height - 1).long() * width + column.clamp(0, width - 1).long()
             picked = flat.gather(3, index.unsqueeze(2).expand(-1, -1, flat.shape[2], -1))
-            # Far outside, the parts are no numbers to multiply by.
+            # Far outside, the interpolation weights may be infinite or NaN.
             share = torch.where(inside, row_part * column_part, 0.0)
             total += picked * share.unsqueeze(2)
     return total

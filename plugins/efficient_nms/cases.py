@@ -1,4 +1,4 @@
-"""Test cases for suppression with padded outputs."""
+"""Test cases for NMS with padded outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Suppression with padded outputs as one kernel: each program selects the pairs of one image, one after the other."""
+"""NMS with padded outputs as one kernel: each program selects the pairs of one image, one after another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .op import EfficientNmsAttributes
 
 MOST_AT_ONCE = 1024
-"""Pairs that a program looks at at a time."""
+"""Pairs that a program examines at a time."""
 SCALARS = ("S", "C")
 _WARPS = 16
 _NOT_WRITTEN = -77
@@ -39,9 +39,9 @@ def _best(
     IOU: tl.constexpr, SCORE: tl.constexpr, IS_CENTERED: tl.constexpr, HAS_SIGMOID: tl.constexpr,
     IS_AGNOSTIC: tl.constexpr, BLOCK: tl.constexpr, NONE: tl.constexpr,
 ):  # fmt: skip
-    """Return the highest rank below `below` of a class, or of all, that no kept pair suppresses; NONE if there is none.
+    """Return the highest rank below `below` that no kept pair suppresses, of one class or all; NONE if there is none.
 
-    kinds_ptr: the classes of the pairs kept so far, each with its box's number, see `efficient_nms`.
+    kinds_ptr: the pairs kept so far, each encoded as one number (see `efficient_nms`).
     """
     best = tl.full((BLOCK,), NONE, tl.int64)
     pairs = S * C if IS_AGNOSTIC else S
@@ -67,14 +67,14 @@ def _best(
 def _write(
     boxes_ptr, scores_ptr, kept, C, count, MOST: tl.constexpr, HAS_SIGMOID: tl.constexpr, ROOM: tl.constexpr
 ):  # fmt: skip
-    """Write the kept pairs, then zeros. kept: boxes, scores, and the pairs' numbers, which become their classes."""
+    """Write the kept pairs, then zeros. kept: boxes, scores and pair numbers, which classes replace."""
     kept_boxes_ptr, kept_scores_ptr, numbers_ptr = kept
     turn = tl.arange(0, ROOM)
     is_kept, is_there = turn < count, turn < MOST
     number = tl.load(numbers_ptr + turn, mask=is_kept, other=0)
     score = tl.load(scores_ptr + number, mask=is_kept, other=0.0).to(tl.float32)
     score = tl.where(is_kept, _activated(score, HAS_SIGMOID), 0.0)
-    tl.debug_barrier()  # all numbers are read
+    tl.debug_barrier()  # all threads have read the numbers
     tl.store(numbers_ptr + turn, number % C, mask=is_there)
     tl.store(kept_scores_ptr + turn, score.to(kept_scores_ptr.dtype.element_ty), mask=is_there)
     for side in tl.static_range(4):
@@ -88,9 +88,9 @@ def efficient_nms(
     MOST: tl.constexpr, IOU: tl.constexpr, SCORE: tl.constexpr, IS_CENTERED: tl.constexpr, HAS_SIGMOID: tl.constexpr,
     IS_AGNOSTIC: tl.constexpr, KINDS: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr, NONE: tl.constexpr,
 ):  # fmt: skip
-    """Select the pairs of one image. Each class's best remaining pair is held, and searched again once it is selected.
+    """Select the pairs of one image. Keeps each class's best remaining pair, and searches again once it is selected.
 
-    Until the end, `kept_classes` holds the numbers of the selected pairs, which encode box and class.
+    Until the end, `kept_classes` holds pair numbers, which encode box and class.
     """
     image = tl.program_id(0)
     boxes, scores, numbers = boxes_ptr + image * S * 4, scores_ptr + image * S * C, kept_classes_ptr + image * MOST
@@ -105,7 +105,7 @@ def efficient_nms(
     while top > NONE:
         number = _number_of(top)
         tl.store(numbers + count, number)
-        tl.debug_barrier()  # the number is there for all threads
+        tl.debug_barrier()  # all threads see the number
         count += 1
         kind = number * 0 if IS_AGNOSTIC else number % C
         after = _best(boxes, scores, numbers, S, C, kind, count, top,
@@ -124,7 +124,7 @@ def plan(
     attributes: EfficientNmsAttributes,
     cdiv: Callable[[Any, int], Any],  # noqa: ARG001 - one program an image
 ) -> Launch:
-    """Return the launch parameters for inputs of these shapes, which may be TensorRT symbols except for C."""
+    """Return the launch parameters. shapes: of the inputs; all but C may be TensorRT symbols."""
     images, boxes, classes = shapes[1]
     pairs = boxes * classes if attributes.is_class_agnostic else boxes
     constants = {

@@ -1,4 +1,4 @@
-"""Greedy suppression as a loop: each step selects the best pair of box and class and drops what it suppresses."""
+"""Greedy NMS as a loop: each step selects the best pair of box and class and drops what it suppresses."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _GONE = -3.4e38
 
 
 def lower(o: Ops[T], inputs: Sequence[T | None], attributes: EfficientNmsAttributes, form: str) -> list[T]:  # noqa: ARG001
-    """Select max_output_boxes times. Pairs are flattened: S boxes by C classes.
+    """Select max_output_boxes pairs, one per step. Pairs are flattened: S boxes by C classes.
 
-    `turns` is when a pair was selected: max_output_boxes for the first, 1 for the last, 0 if it was not.
+    `turns` records when a pair was selected: max_output_boxes for the first, 1 for the last, 0 for never.
     """
     boxes, scores = inputs
     assert boxes is not None
@@ -57,7 +57,7 @@ def lower(o: Ops[T], inputs: Sequence[T | None], attributes: EfficientNmsAttribu
 
 
 def _kept(o: Ops[T], boxes: T, scores: T, turns: T, most: int) -> tuple[T, T, T, T]:
-    """Return the outputs, padded with zeros. scores: as compared; the kept ones have their type."""
+    """Return the outputs, padded with zeros. scores: those that were compared; the output has their type."""
     classes = scores.shape[2]
     value, at = o.top_k(o.pad(o.reshape(turns, [0, -1]), 1, 0, most), most)  # [B, M]
     is_kept = o.cast(value > 0.0, INT32)

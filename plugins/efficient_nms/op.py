@@ -1,4 +1,4 @@
-"""Suppression over all classes of an image at once, with padded outputs: inputs and outputs."""
+"""NMS over all classes of an image, with padded outputs: attributes, output shapes, and the node it replaces."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 _FLOATS = (FP32, FP16)
 _MOST_BOXES = 3840
-"""What TensorRT's TopK can return."""
+"""The limit of TensorRT's TopK."""
 
 
 @dataclass(frozen=True)
 class EfficientNmsAttributes:
-    """max_output_boxes: per image. is_centered: boxes are centre and size, not two corners.
+    """max_output_boxes: per image. is_centered: boxes are centre and size instead of two corners.
 
-    has_sigmoid: scores are logits. is_class_agnostic: boxes suppress those of other classes too.
+    has_sigmoid: scores are logits. is_class_agnostic: boxes suppress those of other classes, too.
     """
 
     max_output_boxes: int = 100

@@ -1,4 +1,4 @@
-"""Suppression with padded outputs as a TensorRT plugin."""
+"""NMS with padded outputs as a TensorRT plugin."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .op import EfficientNmsAttributes
 
 MOST = 1024
-"""Selected boxes, one after the other by one program, and classes, whose best pairs it holds in registers."""
+"""Most selected boxes, which one program selects in sequence, and most classes, whose best pairs are in registers."""
 
 
 def _limits(facts: Sequence[Fact], attributes: EfficientNmsAttributes) -> None:

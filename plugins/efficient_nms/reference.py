@@ -1,4 +1,4 @@
-"""Suppression with padded outputs in plain torch. Source: TensorRT's efficientNMSPlugin."""
+"""NMS with padded outputs in plain torch. Source: TensorRT's efficientNMSPlugin."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_the_kernel_looks_at_pairs_in_blocks(monkeypatch: pytest.MonkeyPatch, is
     monkeypatch.setattr(kernels, "MOST_AT_ONCE", 16)
     generator = torch.Generator().manual_seed(0)
     boxes, scores = torch.rand(2, 21, 4, generator=generator), torch.rand(2, 21, 2, generator=generator)
-    scores[:, 8:14] = 0.75  # equal scores: the first box comes first, then the first class
+    scores[:, 8:14] = 0.75  # ties go to the lower box number, then to the lower class
     attributes = OP.attributes(15, 0.1, 0.3, is_class_agnostic=is_agnostic)
     wanted = OP.part("reference").reference([boxes, scores], attributes)
     for output, want in zip(kernels.launch([boxes, scores], attributes), wanted, strict=True):

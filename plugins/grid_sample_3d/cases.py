@@ -1,4 +1,4 @@
-"""Test cases for the sampling of volumes."""
+"""Test cases for GridSample of volumes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def _maker(
     x: tuple[int, ...], out: tuple[int, ...] = (3, 5, 4)
 ) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
-    """Return a function that makes inputs, with some places outside."""
+    """Return a function that makes inputs; some sampling positions are outside."""
 
     def make(generator: np.random.Generator) -> Sequence[ndarray | None]:
         grid = generator.uniform(-1.3, 1.3, (x[0], *out, 3))

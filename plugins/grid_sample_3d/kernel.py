@@ -1,4 +1,4 @@
-"""Sampling of volumes as one kernel: each program samples some channels at some places."""
+"""GridSample of volumes as one kernel: each program samples some channels at some positions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .op import GridSample3dAttributes
 
-# Places of a program, and channels that it takes one after the other.
+# Positions per program, and channels that it samples one after another.
 _PLACES, _CHANNELS = 128, 8
 SCALARS = ("C", "D", "H", "W", "PLACES")
 
@@ -43,7 +43,7 @@ def _place(part, size, IS_NEAREST: tl.constexpr, PADDING: tl.constexpr, ALIGNED:
     else:
         position = tl.where(position > -1.0, tl.where(position < size, position, size), -1.0)
     if IS_NEAREST:
-        # Halves go to the even number, as torch and ONNX round.
+        # Ties round to even, as in torch and ONNX.
         up = tl.floor(position + 0.5)
         is_tie_to_odd = (up - position == 0.5) & (up - tl.floor(up * 0.5) * 2.0 == 1.0)
         position = tl.where(is_tie_to_odd, up - 1.0, up)
@@ -56,7 +56,7 @@ def grid_sample_3d(
     IS_NEAREST: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Sample BLOCK places of one volume, CHANNELS channels one after the other; coordinates in fp32."""
+    """Sample CHANNELS channels of one volume at BLOCK positions; coordinates are in fp32."""
     image = tl.program_id(2)
     point = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     has_place = point < PLACES
@@ -89,7 +89,7 @@ def grid_sample_3d(
 def plan(
     shapes: Sequence[Sequence[Any]], attributes: GridSample3dAttributes, cdiv: Callable[[Any, int], Any]
 ) -> Launch:
-    """Return the launch parameters for inputs of these shapes, which may be TensorRT symbols."""
+    """Return the launch parameters. shapes: of the inputs; sizes may be TensorRT symbols."""
     x, grid = shapes
     points = grid[1] * grid[2] * grid[3]
     scalars = dict(zip(SCALARS, (*x[1:5], points), strict=True))

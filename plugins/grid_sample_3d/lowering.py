@@ -1,4 +1,4 @@
-"""Sampling of volumes: by the native layer, by two planes as images, or by gathers of corners."""
+"""GridSample of volumes: by the native layer, by sampling two planes as images, or by gathering corners."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 NATIVE, PLANES = "native", "planes"
 FORMS = (NATIVE, PLANES, GATHER)
-"""native: TensorRT documents GridSample for images only; TensorRT-RTX 1.7.1 builds it for volumes."""
+"""NATIVE: TensorRT documents GridSample for images only, but TensorRT-RTX 1.7.1 builds it for volumes."""
 
 
 def lower(o: Ops[T], inputs: Sequence[T | None], attributes: GridSample3dAttributes, form: str) -> list[T]:
-    """Sample x [N, C, D, H, W] at grid [N, Do, Ho, Wo, 3], x coordinate first -> [N, C, Do, Ho, Wo]; in fp32."""
+    """Sample x [N, C, D, H, W] at grid [N, Do, Ho, Wo, 3] (x coordinate first) -> [N, C, Do, Ho, Wo], in fp32."""
     x, grid = inputs
     assert x is not None
     assert grid is not None
@@ -38,7 +38,7 @@ def lower(o: Ops[T], inputs: Sequence[T | None], attributes: GridSample3dAttribu
 
 
 def _pixels(o: Ops[T], volume: T, points: T, attributes: GridSample3dAttributes) -> list[T]:
-    """Return where to sample in elements, as (x, y, z), each [N, Do, Ho, Wo]."""
+    """Return the positions to sample, in elements: x, y and z, each [N, Do, Ho, Wo]."""
     pixels = []
     for part, axis in zip(o.split(points, 4), (4, 3, 2), strict=True):
         size = o.size_number(volume, axis)
@@ -49,7 +49,7 @@ def _pixels(o: Ops[T], volume: T, points: T, attributes: GridSample3dAttributes)
 
 
 def _inside(o: Ops[T], position: T, size: float | T, attributes: GridSample3dAttributes) -> T:
-    """Return places moved inside according to the padding; with zeros, no farther out than the first zero."""
+    """Return positions moved inside as the padding mode requires; with zeros, to the first zero at the most."""
     if attributes.padding == "zeros":
         return o.clip(position, -1.0, size)
     if attributes.padding == "reflection":
@@ -68,7 +68,7 @@ def _at_least_one(o: Ops[T], size: float | T) -> float | T:
 
 
 def _by_planes(o: Ops[T], volume: T, pixels: Sequence[T]) -> T:
-    """Stack the planes vertically, separated by rows of zeros, and sample the two nearest ones."""
+    """Stack the planes vertically, with rows of zeros between them, and sample the two nearest ones."""
     x, y, z = pixels
     depth, height = o.size(volume, 2), o.size(volume, 3)
     rows, planes = o.size_number(volume, 3), o.size_number(volume, 2)
@@ -92,7 +92,7 @@ def _flat_bilinear(o: Ops[T], image: T, x: T, y: T) -> T:
 
 
 def _by_gathers(o: Ops[T], volume: T, pixels: Sequence[T]) -> T:
-    """Sum the eight corners by their weights: rows of [N, D * H * W, C] picked by index."""
+    """Return the weighted sum of the eight corners, gathered as rows of [N, D * H * W, C]."""
     rows = o.transpose(o.reshape(volume, [0, 0, -1]), (0, 2, 1))
     sizes = [o.size_number(volume, axis) for axis in (4, 3, 2)]
     strides = [1, o.size_number(volume, 4, INT32), o.size_number(volume, 3, INT32)]
@@ -117,5 +117,5 @@ def _by_gathers(o: Ops[T], volume: T, pixels: Sequence[T]) -> T:
 
 
 def _exists(o: Ops[T], position: T, size: float | T) -> T:
-    """Return 1.0 if an integer place lies within the axis, else 0.0."""
+    """Return 1.0 where an integer position is within the axis, else 0.0."""
     return o.cast((position > -0.5) & (position < size - 0.5), FP32)

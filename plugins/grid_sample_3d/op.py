@@ -1,4 +1,4 @@
-"""Sampling of volumes: inputs, outputs, and the nodes it replaces."""
+"""GridSample of volumes: attributes, output shapes, and the node it replaces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _FLOATS = (FP32, FP16, BF16)
 MODES = ("linear", "nearest")
 PADDINGS = ("zeros", "border", "reflection")
-# The axes of a volume with batch and channels; GridSample of images has 4.
+# Axes of a volume, including batch and channels; images have 4.
 _RANK = 5
 
 
@@ -42,7 +42,7 @@ def infer(facts: Sequence[Fact | None], attributes: GridSample3dAttributes) -> l
 
 
 def _from_onnx(node: ForeignNode) -> Replacement | None:
-    """Read GridSample of opset 20 or newer; GridSample of images is not replaced."""
+    """Read GridSample of opset 20 or later; None for images, which TensorRT supports."""
     fact = node.fact(0) or node.fact(1)
     if fact is None or len(fact.shape) != _RANK:
         return None

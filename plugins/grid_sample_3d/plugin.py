@@ -1,4 +1,4 @@
-"""Sampling of volumes as a TensorRT plugin."""
+"""GridSample of volumes as a TensorRT plugin."""
 
 from __future__ import annotations
 

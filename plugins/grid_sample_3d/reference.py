@@ -1,4 +1,4 @@
-"""Sampling of volumes in plain torch, corner by corner. Source: `torch.nn.functional.grid_sample`, ONNX GridSample."""
+"""GridSample of volumes in plain torch, corner by corner. Source: torch's `grid_sample`, ONNX's GridSample."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def reference(inputs: Sequence[Tensor | None], attributes: GridSample3dAttributes) -> list[Tensor]:
-    """Sample x [N, C, D, H, W] at grid [N, Do, Ho, Wo, 3], x coordinate first -> [N, C, Do, Ho, Wo]."""
+    """Sample x [N, C, D, H, W] at grid [N, Do, Ho, Wo, 3] (x coordinate first) -> [N, C, Do, Ho, Wo]."""
     x, grid = inputs
     assert x is not None
     assert grid is not None
@@ -37,7 +37,7 @@ def reference(inputs: Sequence[Tensor | None], attributes: GridSample3dAttribute
 
 
 def _place(part: Tensor, size: int, attributes: GridSample3dAttributes) -> Tensor:
-    """Return places along an axis in elements, moved inside according to the padding."""
+    """Return positions along an axis in elements, moved inside as the padding mode requires."""
     aligned = attributes.align_corners
     position = (part + 1) / 2 * (size - 1) if aligned else ((part + 1) * size - 1) / 2
     if attributes.padding == "reflection":

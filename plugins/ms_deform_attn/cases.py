@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def _case(
     name: str, shapes: tuple[int, ...], sizes: tuple[int, ...], dynamic: tuple[str, ...] = (), reach: float = 0.6
 ) -> Case:
-    """Return a case. sizes: B, Q, M, P, D. reach: of locations around 0.5; above 0.5 some lie outside."""
+    """Return a case. sizes: B, Q, M, P, D. reach: locations' distance from 0.5; above 0.5, some are outside."""
     attributes = MsDeformAttnAttributes(shapes)
     return Case(name, attributes, _maker(attributes, sizes, reach), dynamic, keeps_fp32=("locations",))
 

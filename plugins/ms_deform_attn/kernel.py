@@ -1,4 +1,4 @@
-"""Multi-scale deformable attention as one kernel: each program sums some queries of one head."""
+"""Multi-scale deformable attention as one kernel: each program computes some queries of one head."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .op import MsDeformAttnAttributes
 
-# Elements that a program holds: queries times channels of a head.
+# Elements per program: queries times channels of a head.
 _ELEMENTS = 512
 SCALARS = ("S", "Q", "M", "D", "P")
 
@@ -64,7 +64,7 @@ def ms_deform_attn(
 def plan(
     shapes: Sequence[Sequence[Any]], attributes: MsDeformAttnAttributes, cdiv: Callable[[Any, int], Any]
 ) -> Launch:
-    """Return the launch parameters for inputs of these shapes, which may be TensorRT symbols except for M, D, L, P."""
+    """Return the launch parameters. shapes: of the inputs; all but M, D, L and P may be TensorRT symbols."""
     value, _, weights = shapes
     heads, size, points = int(value[2]), int(value[3]), int(weights[4])
     scalars = dict(zip(SCALARS, (value[1], weights[1], heads, size, points), strict=True))

@@ -1,4 +1,4 @@
-"""Multi-scale deformable attention: inputs, outputs, and the nodes it replaces."""
+"""Multi-scale deformable attention: attributes, output shapes, and the node it replaces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLOATS = (FP32, FP16, BF16)
 
 @dataclass(frozen=True)
 class MsDeformAttnAttributes:
-    """spatial_shapes: height and width of each level, flattened."""
+    """spatial_shapes: height and width of each level, as one flat tuple."""
 
     spatial_shapes: tuple[int, ...]
 
@@ -29,12 +29,12 @@ class MsDeformAttnAttributes:
         return tuple(zip(self.spatial_shapes[::2], self.spatial_shapes[1::2], strict=True))
 
     def length(self) -> int:
-        """Return the number of elements of all levels."""
+        """Return the number of positions of all levels together."""
         return sum(height * width for height, width in self.sizes())
 
 
 def infer(facts: Sequence[Fact | None], attributes: MsDeformAttnAttributes) -> list[Fact]:
-    """Return [B, Q, M * D]. Raises Refusal if levels do not fit."""
+    """Return [B, Q, M * D]. Raises Refusal if levels do not match."""
     value, locations, weights = facts
     assert value is not None
     assert locations is not None
@@ -49,7 +49,7 @@ def infer(facts: Sequence[Fact | None], attributes: MsDeformAttnAttributes) -> l
 
 
 def _from_mmcv(node: ForeignNode) -> Replacement:
-    """Read value, spatial shapes, level starts, locations and weights."""
+    """Read mmcv's node: value, spatial shapes, level starts, locations, weights."""
     shapes = node.constant(1, "value_spatial_shapes")
     node.ignore("im2col_step", "plugin_version", "plugin_namespace")
     node.check_all_read()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def reference(inputs: Sequence[Tensor | None], attributes: MsDeformAttnAttributes) -> list[Tensor]:
-    """Sum the sampled values of each query and head, one level and one point after the other.
+    """Sum the sampled values of each query and head, one level and one point after another.
 
     value [B, S, M, D], locations [B, Q, M, L, P, 2] as (x, y) in [0, 1], weights [B, Q, M, L, P] -> [B, Q, M * D].
     """

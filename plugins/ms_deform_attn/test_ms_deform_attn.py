@@ -29,7 +29,7 @@ SIZES = ((9, 11), (5, 6), (3, 3))
 
 
 def _inputs(points: int) -> list[torch.Tensor]:
-    """Return value, locations [B, Q, M, points, 2], some outside, and weights."""
+    """Return value, locations [B, Q, M, points, 2] (some of them outside) and weights."""
     generator = torch.Generator().manual_seed(1)
     value = torch.randn(2, sum(h * w for h, w in SIZES), 4, 8, generator=generator)
     locations = torch.rand(2, 7, 4, points, 2, generator=generator) * 1.2 - 0.1
@@ -61,7 +61,7 @@ def test_the_function_is_what_rt_detr_v2_computes(form: str, is_discrete: bool) 
 
 
 def _mmcv_model(*, is_constant: bool) -> onnx.ModelProto:
-    """Return a model of mmcv's node; its shapes are a constant, or come from the shape of an input."""
+    """Return a model with mmcv's node. is_constant: its spatial shapes are constant; else they depend on an input's."""
     shapes = np.array(SIZES, np.int64)
     nodes = [] if is_constant else [helper.make_node("Shape", ["s"], ["shapes_1d"], "shape")]
     weights = [numpy_helper.from_array(shapes, "shapes")] if is_constant else []

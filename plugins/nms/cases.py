@@ -1,4 +1,4 @@
-"""Test cases for suppression."""
+"""Test cases for NMS."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def _maker(
     images: int, classes: int, boxes: int, *, is_centered: bool = False
 ) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
-    """Return a function that makes overlapping boxes in a unit square, with scores of n/1024: exact in fp16."""
+    """Return a function that makes overlapping boxes in a unit square, with scores of n/1024, exact in fp16."""
 
     def make(generator: np.random.Generator) -> Sequence[ndarray | None]:
         centre, size = generator.random((images, boxes, 2)), generator.random((images, boxes, 2)) * 0.4 + 0.1

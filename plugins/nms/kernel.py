@@ -1,7 +1,7 @@
-"""Suppression as one kernel with a single program: one class after the other, all of its boxes at once.
+"""NMS as one kernel with a single program, which processes one class after another.
 
-A class's rows begin where the previous class's end, and programs of one launch cannot wait for each other without
-scratch memory, which a plugin with a Triton kernel does not have.
+A class's rows begin where the previous class's end. Several programs would have to wait for each other, which takes
+scratch memory; a plugin with a Triton kernel has none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .op import NmsAttributes
 
 MOST_AT_ONCE = 2048
-"""Boxes that the program looks at at a time."""
+"""Boxes that the program examines at a time."""
 SCALARS = ("B", "C", "S")
 _WARPS = 16
 _NOT_WRITTEN = -77
@@ -37,7 +37,7 @@ def _best(
     boxes_ptr, scores_ptr, rows_ptr, S, count, below,
     IOU: tl.constexpr, SCORE: tl.constexpr, IS_CENTERED: tl.constexpr, BLOCK: tl.constexpr, NONE: tl.constexpr,
 ):  # fmt: skip
-    """Return the highest rank below `below` of a box that no row so far suppresses; NONE if there is none."""
+    """Return the highest rank below `below` of a box that no row written so far suppresses; NONE if there is none."""
     best = tl.full((BLOCK,), NONE, tl.int64)
     for start in range(0, S, BLOCK):
         box = start + tl.arange(0, BLOCK)
@@ -59,7 +59,7 @@ def nms(
     MOST: tl.constexpr, IOU: tl.constexpr, SCORE: tl.constexpr, IS_CENTERED: tl.constexpr,
     BLOCK: tl.constexpr, NONE: tl.constexpr,
 ):  # fmt: skip
-    """Select boxes of every class of every image; selected boxes are read back from the output."""
+    """Select boxes of every class of every image. Reads boxes selected so far back from the output."""
     row = tl.full((), 0, tl.int32)
     for kind in range(B * C):
         boxes, scores, rows = boxes_ptr + kind // C * S * 4, scores_ptr + kind * S, selected_ptr + row * 3
@@ -69,7 +69,7 @@ def nms(
             tl.store(rows + count * 3, (kind // C).to(tl.int64))
             tl.store(rows + count * 3 + 1, (kind % C).to(tl.int64))
             tl.store(rows + count * 3 + 2, _number_of(best).to(tl.int64))
-            tl.debug_barrier()  # the rows are there for all threads
+            tl.debug_barrier()  # all threads see the rows
             count += 1
             if count < MOST:
                 best = _best(boxes, scores, rows, S, count, best, IOU, SCORE, IS_CENTERED, BLOCK, NONE)
@@ -87,7 +87,7 @@ def plan(
     attributes: NmsAttributes,
     cdiv: Callable[[Any, int], Any],  # noqa: ARG001 - one program
 ) -> Launch:
-    """Return the launch parameters for inputs of these shapes, which may be TensorRT symbols."""
+    """Return the launch parameters. shapes: of the inputs; sizes may be TensorRT symbols."""
     images, classes, boxes = shapes[1]
     constants = {
         "MOST": attributes.max_output_boxes,

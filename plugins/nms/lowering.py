@@ -1,4 +1,4 @@
-"""Greedy suppression as a loop: each step selects the best remaining box and drops those it overlaps."""
+"""Greedy NMS as a loop: each step selects the best remaining box and drops those it overlaps."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _GONE = -3.4e38
 
 
 def lower(o: Ops[T], inputs: Sequence[T | None], attributes: NmsAttributes, form: str) -> list[T]:  # noqa: ARG001
-    """Select max_output_boxes times, for all classes of all images at once.
+    """Select max_output_boxes boxes, one per step, in all classes of all images at once.
 
-    `turns` is when a box was selected: max_output_boxes for the first, 1 for the last, 0 if it was not.
+    `turns` records when a box was selected: max_output_boxes for the first, 1 for the last, 0 for never.
     """
     boxes, scores = inputs
     assert boxes is not None
@@ -50,9 +50,9 @@ def lower(o: Ops[T], inputs: Sequence[T | None], attributes: NmsAttributes, form
 
 
 def _rows(o: Ops[T], turns: T, most: int) -> list[T]:
-    """Return rows (image, class, box) in order of image, class and turn, then rows of -1; and their count.
+    """Return rows (image, class, box) in order of image, class and selection, then rows of -1; and the count of rows.
 
-    A class's rows follow those of the classes before it; unused rows all go to one place after the others.
+    A class's rows follow those of the previous class; unused rows all go to one slot after the others.
     """
     value, box = o.top_k(o.pad(turns, 2, 0, most), most)  # [B, C, M]
     is_row = o.cast(value > 0.0, INT32)

@@ -1,4 +1,4 @@
-"""Non-maximum suppression with outputs of fixed size: inputs, outputs, and the node it replaces."""
+"""Non-maximum suppression (NMS) with outputs of fixed size: attributes, output shapes, and the node it replaces."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 _FLOATS = (FP32, FP16)
 _MOST_BOXES = 3840
-"""What TensorRT's TopK can return."""
+"""The limit of TensorRT's TopK."""
 
 
 @dataclass(frozen=True)
 class NmsAttributes:
-    """max_output_boxes: per class and image. is_centered: boxes are centre and size, not two corners.
+    """max_output_boxes: per class and image. is_centered: boxes are centre and size instead of two corners.
 
     score_threshold: scores must be above it.
     """
@@ -33,7 +33,7 @@ class NmsAttributes:
 
 
 def infer(facts: Sequence[Fact | None], attributes: NmsAttributes) -> list[Fact]:
-    """Return rows (image, class, box) for every possible box, and the count."""
+    """Return rows (image, class, box) for the most boxes that can be selected, and their count."""
     scores = facts[1]
     assert scores is not None
     most = attributes.max_output_boxes
@@ -45,7 +45,7 @@ def infer(facts: Sequence[Fact | None], attributes: NmsAttributes) -> list[Fact]
 
 
 def _from_onnx(node: ForeignNode) -> Replacement:
-    """Read NonMaxSuppression of opset 10 or 11; its numbers must be constants."""
+    """Read NonMaxSuppression of opset 10 or 11; its limit and thresholds must be constants."""
     is_centered = bool(node.only("center_point_box", (0, 1), 0))
     node.check_all_read()
     if not node.input(2):
@@ -63,7 +63,7 @@ def _from_onnx(node: ForeignNode) -> Replacement:
 
 
 def _known_boxes(node: ForeignNode) -> int:
-    """Return the number of boxes, an upper limit of those selected."""
+    """Return the number of boxes, an upper limit of those that can be selected."""
     boxes = node.fact(0)
     size = -1 if boxes is None or len(boxes.shape) < 2 else boxes.shape[1]
     return size if size > 0 else 2**31

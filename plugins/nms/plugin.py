@@ -1,4 +1,4 @@
-"""Suppression as a TensorRT plugin."""
+"""NMS as a TensorRT plugin."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from .op import NmsAttributes
 
 MOST_ROWS = 32768
-"""Its one program selects them one after the other: of more, the lowering selects one of every class at once."""
+"""More rows keep the lowering: it selects one box of every class at a time, the kernel's single program one box."""
 
 
 def _limits(facts: Sequence[Fact], attributes: NmsAttributes) -> None:
-    """Refuse more rows than one program should select; a dynamic batch counts as one image."""
+    """Raise Refusal for more rows than one program should select; a dynamic batch counts as one image."""
     images, classes = (max(size, 1) for size in facts[1].shape[:2])
     rows = images * classes * attributes.max_output_boxes
     if rows > MOST_ROWS:

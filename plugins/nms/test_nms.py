@@ -95,7 +95,7 @@ def test_the_kernel_looks_at_boxes_in_blocks(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(kernels, "MOST_AT_ONCE", 16)
     generator = torch.Generator().manual_seed(0)
     boxes, scores = torch.rand(2, 45, 4, generator=generator), torch.rand(2, 2, 45, generator=generator)
-    scores[:, :, 20:30] = 0.75  # equal scores: the first box comes first
+    scores[:, :, 20:30] = 0.75  # ties go to the lower box number
     attributes = OP.attributes(20, 0.3, 0.1)
     wanted = OP.part("reference").reference([boxes, scores], attributes)
     for output, want in zip(kernels.launch([boxes, scores], attributes), wanted, strict=True):

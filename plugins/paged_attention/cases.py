@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 SCALE = 0.03
-"""What one of a code stands for in cases with quantized keys and values."""
+"""The scale of quantized keys and values in the cases."""
 
 
 @dataclass(frozen=True)
 class CaseSizes:
-    """Sizes of a case. cached, counts: tokens of each sequence, in its pages and new. pages: columns of the table."""
+    """Sizes of a case. cached, counts: each sequence's cached and new tokens. pages: columns of the page table."""
 
     heads: tuple[int, int]
     tokens: int
@@ -38,7 +38,7 @@ class CaseSizes:
 
 
 def inputs_of(sizes: CaseSizes) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
-    """Return a function that makes inputs: pages in random order, large numbers in what no token attends to."""
+    """Return a function that makes inputs: pages in random order, large numbers in entries that no token attends to."""
 
     def make(generator: np.random.Generator) -> Sequence[ndarray | None]:
         batch, (heads, shared), page = len(sizes.cached), sizes.heads, sizes.page
@@ -63,7 +63,7 @@ def inputs_of(sizes: CaseSizes) -> Callable[[np.random.Generator], Sequence[ndar
 
 
 def _coded(x: ndarray, quantization: str) -> ndarray:
-    """Return numbers, or their codes where one stands for `SCALE`: rounded, and the largest for what is larger."""
+    """Return `x`, or its codes with the scale `SCALE`: rounded and saturated."""
     if quantization == UNQUANTIZED:
         return x.astype(np.float32)
     if quantization == "int8":
@@ -124,7 +124,7 @@ OTHER_TYPICALS = (
     ),
     Typical(f"{_MODEL}, keys in 8 parts", PagedAttentionAttributes(parts=8), _SHAPES),
 )
-"""Other settings for which the kernel is compiled."""
+"""Other settings that the kernel is compiled for."""
 LARGE = _case(
     "8 sequences of about 1000 tokens in pages of 16",
     CaseSizes((8, 2), 1, 64, 16, 64, (1000, 1023, 980, 1001, 7, 512, 640, 900), (1,) * 8),

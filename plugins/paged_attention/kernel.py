@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     from .op import PagedAttentionAttributes
 
-# Rows of a program's matrix products are query heads of one group, times tokens. With 64 and more, Triton writes
-# instructions for one generation of GPUs only.
+# Rows of a program's matrix products: query heads of one group times tokens. With 64 or more, Triton emits
+# instructions that only one generation of GPUs has.
 _MOST_ROWS = 32
-# Elements of queries, and of a step's keys or values, that a program holds.
+# Elements per program: of queries, and of a step's keys or values.
 _QUERY_ELEMENTS, _KEY_ELEMENTS = 4096, 2048
 _MOST_KEYS = 64
-_LEAST = 16  # size of each axis of a matrix product
-_SINKS = 8  # inputs before the sinks
+_LEAST = 16  # minimum size of a matrix product
+_SINKS = 8  # index of the input with sinks
 _LOWEST = tl.constexpr(-1e30)
 NO_SINK = -math.inf
-"""A sink that takes no share of the softmax."""
+"""A sink without any share of the softmax."""
 SCALARS = ("S", "K", "TABLE", "KEY_SCALE", "VALUE_SCALE")
 _CACHED = ("key_pool_ptr", "value_pool_ptr", "new_key_ptr", "new_value_ptr")
 _CODES = {"int8": "*i8", "fp8": "*u8"}  # fp8 as bits: Triton has no such type for sm_80
@@ -54,9 +54,9 @@ def _sum(a, b):
 
 @triton.jit
 def _real(x, like, CODE: tl.constexpr):
-    """Return keys or values in the type of `like`, which holds each code exactly; those in fp8 come as bits."""
+    """Return keys or values in the type of `like`, which represents every code exactly; fp8 comes as bits."""
     if CODE == "fp8":
-        # fp16 has four times the mantissa of e4m3 and a bias that is larger by 8: shifted bits are 2^8 times too small.
+        # fp16 has 7 more mantissa bits than e4m3 and an exponent bias 8 larger: shifted bits are 2^8 times too small.
         bits, size = x.to(tl.uint16), x.to(tl.uint16) & 0x7F
         half = (((bits & 0x80) << 8) | (size << 7)).to(tl.float16, bitcast=True) * 256.0
         x = tl.where(size == 0x7F, float("nan"), half)
@@ -67,9 +67,9 @@ def _real(x, like, CODE: tl.constexpr):
 def _step(q, state, keys, values, position, rows, CODE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr):
     """Add a block of keys to a running softmax. keys: pointers [SIZE, KEYS] and their scale.
 
-    values: pointers [KEYS, SIZE] and which channels there are.
+    values: pointers [KEYS, SIZE] and the mask of existing channels.
     state: the largest score, the sum of exponentials [ROWS], the weighted values [ROWS, SIZE].
-    position: of the keys [KEYS], and whether each is there. rows: the queries' positions [ROWS].
+    position: the keys' positions [KEYS], and which keys exist. rows: the queries' positions [ROWS].
     """
     largest, total, y = state
     at, exists = position
@@ -107,7 +107,7 @@ def paged_attention(
     splits = (GROUP + HEADS - 1) // HEADS
     part, program = tl.program_id(1) % PARTS, tl.program_id(1) // PARTS
     first, head = tl.program_id(0) * (ROWS // HEADS), program // splits
-    batch = tl.program_id(2).to(tl.int64)  # so that no offset overflows
+    batch = tl.program_id(2).to(tl.int64)  # int64, so that offsets do not overflow
     cached, count = tl.load(cached_lengths_ptr + batch), tl.load(counts_ptr + batch)
     row, channel, key = tl.arange(0, ROWS), tl.arange(0, SIZE), tl.arange(0, KEYS)
     token, member = first + row // HEADS, (program % splits) * HEADS + row % HEADS
@@ -122,7 +122,7 @@ def paged_attention(
     if PARTS > 1:
         sinks = tl.where(part == 0, sinks, -float("inf"))
     state = sinks, tl.full((ROWS,), 1.0, tl.float32), tl.full((ROWS, SIZE), 0.0, tl.float32)
-    end = tl.minimum(first + ROWS // HEADS, count)  # of the new tokens that the program's tokens see
+    end = tl.minimum(first + ROWS // HEADS, count)  # end of the new tokens that the program's tokens attend to
     oldest, newest = cached * 0, first * 0
     if WINDOW > 0:
         oldest = tl.maximum(cached + first - WINDOW + 1, 0)
@@ -163,7 +163,7 @@ def paged_attention(
 def plan(
     shapes: Sequence[Sequence[Any] | None], attributes: PagedAttentionAttributes, cdiv: Callable[[Any, int], Any]
 ) -> Launch:
-    """Return the launch parameters for inputs of these shapes; B, S, P and n may be TensorRT symbols."""
+    """Return the launch parameters. shapes: of the inputs; B, S, P and n may be TensorRT symbols."""
     q, pool, table = shapes[0], shapes[1], shapes[5]
     assert q is not None
     assert pool is not None
@@ -185,7 +185,7 @@ def plan(
 
 
 def _rows(heads: int, tokens: Any, most: int) -> int:
-    """Return the rows of a program: a power of 2 that has room for the heads, and for no more tokens than there are."""
+    """Return the rows per program: a power of 2 with room for the heads, but not for more tokens than there are."""
     wanted: int = triton.next_power_of_2(tokens * heads) if isinstance(tokens, int) else most
     return min(max(wanted, _LEAST), most)
 

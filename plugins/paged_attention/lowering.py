@@ -1,4 +1,4 @@
-"""Attention over paged caches from primitives: the pages of each sequence are gathered, which copies them."""
+"""Attention over paged KV caches from TensorRT's layers: gathers, that is copies, each sequence's pages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def lower(
     attributes: PagedAttentionAttributes,
     form: str,  # noqa: ARG001
 ) -> list[T]:
-    """Attend from q [B, N, S, H] to cached tokens and new ones; matrix products in q's type, the rest in fp32."""
+    """Attend from q [B, N, S, H] to cached and new tokens; matrix products are in q's type, the rest in fp32."""
     sinks = inputs[_SINKS] if len(inputs) > _SINKS else None
     tensors = [x for x in inputs[:_SINKS] if x is not None]
     q, key_pool, value_pool, new_key, new_value, page_table, lengths, counts = tensors
@@ -50,7 +50,7 @@ def _read(o: Ops[T], pool: T, new: T, page_table: T, scale: float, dtype: DType)
     def real(x: T) -> T:
         return x if x.dtype == dtype else o.dequantize(x, scale, dtype)
 
-    copied = _pages(o, real(pool) if pool.dtype == FP8 else pool, page_table)  # TensorRT gathers no fp8
+    copied = _pages(o, real(pool) if pool.dtype == FP8 else pool, page_table)  # TensorRT cannot gather fp8
     return [real(copied), real(new)]
 
 
@@ -61,9 +61,9 @@ def _pages(o: Ops[T], pool: T, page_table: T) -> T:
 
 
 def _key_positions(o: Ops[T], cached: T, steps: T, lengths: T, counts: T) -> T:
-    """Return the keys' positions [B, T + S]; those of empty entries and padding are beyond any token's.
+    """Return the keys' positions [B, T + S]; those of empty cache entries and padding are beyond any token's.
 
-    cached: [T], steps: [S], numbers from 0 on. lengths, counts: of the cached and of the new tokens, [B].
+    cached: 0..T-1. steps: 0..S-1. lengths, counts: numbers of cached and of new tokens, [B].
     """
     filled, counts = o.unsqueeze(lengths, 1), o.unsqueeze(counts, 1)
     old = o.select(cached < filled, filled * 0 + cached, _NOWHERE)
@@ -72,14 +72,14 @@ def _key_positions(o: Ops[T], cached: T, steps: T, lengths: T, counts: T) -> T:
 
 
 def _allowed(o: Ops[T], columns: T, rows: T, window: int) -> T:
-    """Return which keys at columns [B, T + S] tokens at rows [B, S] attend to: [B, 1, 1, S, T + S]."""
+    """Return which keys, at positions columns [B, T + S], tokens at rows [B, S] attend to: [B, 1, 1, S, T + S]."""
     columns, rows = o.unsqueeze(columns, 1, 2, 3), o.unsqueeze(rows, 1, 2, 4)
     allowed = columns < rows + 1
     return allowed & (columns > rows - window) if window else allowed
 
 
 def _weights(o: Ops[T], scores: T, allowed: T, sinks: T | None, softcap: float) -> T:
-    """Return each key's weight [B, K, G, S, T + S]. sinks: [1, K, G, 1, 1], scores without values."""
+    """Return each key's softmax weight [B, K, G, S, T + S]. sinks: scores without values, [1, K, G, 1, 1]."""
     with o.fp32():
         exact = o.cast(scores, FP32)
         if softcap:
@@ -97,5 +97,5 @@ def _weights(o: Ops[T], scores: T, allowed: T, sinks: T | None, softcap: float) 
 
 _SINKS = 8
 _LOWEST = -1e30
-# Further than any position, so that no token attends to it.
+# Beyond any position, so that no token attends to it.
 _NOWHERE = 1 << 30

@@ -1,4 +1,4 @@
-"""Attention over paged key/value caches: inputs and outputs."""
+"""Attention over paged KV caches: attributes and output shapes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _FORMATS = (UNQUANTIZED, "int8", "fp8")
 
 @dataclass(frozen=True)
 class PagedAttentionAttributes:
-    """window: how many keys up to its own a token attends to; 0 for all.
+    """window: how many keys a token attends to, its own included; 0 for all.
 
-    softcap: scores become softcap * tanh(score / softcap); 0 leaves them as they are.
-    quantization: `int8` or `fp8` if keys and values, cached and new ones, are codes in this type; else `none`.
-    key_scale, value_scale: what one of a code stands for.
+    softcap: scores become softcap * tanh(score / softcap); 0: no soft cap.
+    quantization: `int8` or `fp8` if keys and values, cached and new, are quantized to this type; otherwise `none`.
+    key_scale, value_scale: factors from codes to numbers.
     parts: how many programs of the kernel share a sequence's keys; the answer does not depend on it.
     """
 
@@ -40,7 +40,7 @@ class PagedAttentionAttributes:
 
 
 def infer(facts: Sequence[Fact | None], attributes: PagedAttentionAttributes) -> list[Fact]:
-    """Return [B, N, S, H]. Raises Refusal for heads that do not form groups, wrong types and wrong attributes."""
+    """Return [B, N, S, H]. Raises Refusal for query heads that key/value heads do not divide, types and attributes."""
     q, pool, *_ = facts
     assert q is not None
     assert pool is not None
@@ -58,7 +58,7 @@ def infer(facts: Sequence[Fact | None], attributes: PagedAttentionAttributes) ->
 
 
 def _check_types(facts: Sequence[Fact | None], attributes: PagedAttentionAttributes) -> None:
-    """Raise Refusal unless sinks have the queries' type, and keys and values that type or the quantized one."""
+    """Raise Refusal unless sinks have the queries' type, and keys and values have it too or the quantized type."""
     form, scales = attributes.quantization, (attributes.key_scale, attributes.value_scale)
     if form not in _FORMATS:
         raise Refusal(f"quantization `{form}`: one of {', '.join(_FORMATS)} is allowed")

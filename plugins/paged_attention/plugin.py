@@ -1,4 +1,4 @@
-"""Attention over paged caches as a TensorRT plugin."""
+"""Attention over paged KV caches as a TensorRT plugin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .op import PagedAttentionAttributes
 
-# Larger ones need more than 48 KiB of shared memory per program, which CUDA grants on request only.
+# Larger heads need more than 48 KiB of shared memory per program, which CUDA grants only on request.
 _LARGEST_FP32, _LARGEST_16_BITS = 64, 256
 
 
@@ -32,7 +32,7 @@ def _limits(facts: Sequence[Fact], attributes: PagedAttentionAttributes) -> None
 
 
 def _types(attributes: PagedAttentionAttributes) -> tuple[str, ...]:
-    """Return the types of the inputs and the output: those of keys and values follow from the quantization."""
+    """Return the types of the inputs and the output; those of keys and values depend on the quantization."""
     cached = _DATA if attributes.quantization == UNQUANTIZED else attributes.quantization.upper()
     return (_DATA, *(cached,) * 4, *("INT32",) * 3, _DATA, _DATA if attributes.parts == 1 else "FP32")
 
@@ -45,7 +45,7 @@ def _shapes(shapes: Sequence[Sequence[Any]], attributes: PagedAttentionAttribute
 
 
 def _no_sinks(facts: Sequence[Fact]) -> ndarray:
-    """Return sinks [N] that take no share of the softmax."""
+    """Return sinks [N] without any share of the softmax."""
     return np.full(facts[0].shape[1], -np.inf, np.float32)
 
 

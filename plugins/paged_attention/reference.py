@@ -1,4 +1,4 @@
-"""Attention over paged caches in plain torch. Source: https://arxiv.org/abs/2309.06180, equation 4."""
+"""Attention over paged KV caches in plain torch. Source: https://arxiv.org/abs/2309.06180, equation 4."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def reference(inputs: Sequence[Tensor | None], attributes: PagedAttentionAttribu
 
 
 def _contiguous(pool: Tensor, pages: Tensor, cached: int, new: Tensor) -> Tensor:
-    """Return one sequence's keys or values, cached ones before new ones: [K, cached + count, H]."""
+    """Return one sequence's keys or values, cached, then new: [K, cached + count, H]."""
     pages_in_order = torch.cat([pool[page] for page in pages.tolist()], 1)
     return torch.cat([pages_in_order[:, :cached], new], 1)
 
 
 def _weights(scores: Tensor, sink: Tensor | None, softcap: float) -> Tensor:
-    """Return the weight of each key. sink: a score without a value, which takes its share."""
+    """Return the softmax weight of each key. sink: a score without a value."""
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     if sink is None:

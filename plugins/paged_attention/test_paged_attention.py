@@ -45,13 +45,13 @@ def _contiguous(pool: Tensor, pages: Tensor, cached: int, new: Tensor) -> Tensor
 
 
 def _mask(cached: int, count: int, window: int) -> Tensor:
-    """Return true where a new token attends to a key: [count, cached + count]."""
+    """Return which keys each new token attends to: [count, cached + count]."""
     row, column = torch.arange(cached, cached + count)[:, None], torch.arange(cached + count)
     return (column <= row) & (column > row - (window or cached + count))
 
 
 def _attended(q: Tensor, key: Tensor, value: Tensor, mask: Tensor, sinks: Tensor | None, softcap: float) -> Tensor:
-    """Compute by torch's attention, or by that of the model in transformers which has sinks or capped scores."""
+    """Compute attention with torch, or with transformers' models that have sinks or soft-capped scores."""
     if sinks is None and not softcap:
         return torch.nn.functional.scaled_dot_product_attention(q, key, value, mask, scale=1.0, enable_gqa=True)
     module: Any = SimpleNamespace(num_key_value_groups=q.shape[1] // key.shape[1], sinks=sinks, training=False)
@@ -66,7 +66,7 @@ def _attended(q: Tensor, key: Tensor, value: Tensor, mask: Tensor, sinks: Tensor
 
 
 def _decoded(trial: Trial) -> list[Tensor]:
-    """Return a trial's inputs, keys and values as numbers."""
+    """Return a trial's inputs with dequantized keys and values."""
     tensors = [to_tensor(x, "input") for x in trial.inputs if x is not None]
     scales = 2 * (trial.case.attributes.key_scale, trial.case.attributes.value_scale)
     tensors[1:5] = [x.float() * scale for x, scale in zip(tensors[1:5], scales, strict=True)]
@@ -89,7 +89,7 @@ def test_the_reference_is_what_torch_and_transformers_compute_on_contiguous_keys
 
 @pytest.mark.parametrize("trial", TRIALS, ids=str)
 def test_language_models_attend_to_gathered_pages_alike(trial: Trial) -> None:
-    """Those with caches in 8 bits are given new keys and values as numbers, and quantize them."""
+    """With 8-bit caches, they take new keys and values as numbers and quantize them."""
     graph, attributes = Graph(load_backend("tensorrt_rtx")), trial.case.attributes
     arrays = [x for x in trial.inputs if x is not None]
     arrays[3:5] = [x.numpy() for x in _decoded(trial)[3:5]]
@@ -177,7 +177,7 @@ def test_the_kernel_reads_nothing_but_tokens() -> None:
 
 
 def _shapes(heads: tuple[int, int], tokens: int, size: int) -> list[tuple[int, ...]]:
-    """Return the shapes of all inputs, two sequences with pages of 16."""
+    """Return the shapes of all inputs for two sequences with pages of 16 tokens."""
     pool, new = (64, heads[1], 16, size), (2, heads[1], tokens, size)
     return [(2, heads[0], tokens, size), pool, pool, new, new, (2, 8), (2,), (2,), (heads[0],)]
 
@@ -203,7 +203,7 @@ def test_a_kernel_of_many_tokens_with_all_variants_compiles_for_later_gpus_too()
     ids=str,
 )
 def test_the_largest_heads_that_the_plugin_takes_compile(dtype: DType, quantization: str, capability: int) -> None:
-    """fp8 for GPUs without this type, too."""
+    """Including fp8 for GPUs that lack it."""
     kernels, attributes = load_kernels(OP), OP.attributes(window=1024, softcap=50.0, quantization=quantization)
     size = 64 if dtype == FP32 else 256
     started = kernels.plan(_shapes((8, 2), 1, size), attributes, triton.cdiv)
@@ -215,7 +215,7 @@ def test_the_largest_heads_that_the_plugin_takes_compile(dtype: DType, quantizat
 
 @pytest.fixture
 def bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Triton's interpreter multiply bf16 and convert integers to it by way of fp32; it would use the bits."""
+    """Make Triton's interpreter multiply bf16, and convert integers to it, through fp32; it would use the bits."""
     builder = interpreter.InterpreterBuilder
     dot, convert = builder.create_dot, builder.cast_impl
 
@@ -238,7 +238,7 @@ def test_the_kernel_computes_in_bf16(quantization: str) -> None:
 
 
 def test_the_kernel_reads_every_code_of_fp8() -> None:
-    """A cached token's value and a zero have equal shares; one code is NaN."""
+    """A cached token's value and a zero get equal weights; one code is NaN."""
     codes = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 1, 256).view(torch.float8_e4m3fn)
     zeros = torch.zeros(1, 1, 1, 256)
     nothing = zeros.to(codes.dtype)
@@ -310,7 +310,7 @@ def test_what_the_plugin_does_not_take_keeps_its_lowering(
 
 
 def test_sinks_that_are_missing_are_none_of_the_softmax() -> None:
-    """What the plugin is given without sinks, as sinks."""
+    """The plugin gets such sinks if a model has none."""
     trial = TRIALS[0]
     plugin = OP.part("plugin").PLUGIN
     (sinks,) = plugin.missing([fact for fact in trial.facts if fact is not None])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def _maker(
     attributes: PillarScatterAttributes, pillars: int, channels: int, count: int | None
 ) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
-    """Return a function that makes pillars in separate cells; two lie outside."""
+    """Return a function that makes pillars in distinct cells; two are outside the canvas."""
 
     def make(generator: np.random.Generator) -> Sequence[ndarray | None]:
         height, width = attributes.grid

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .op import PillarScatterAttributes
 
-# Cells and channels of a program: every program reads all coordinates, so it has many cells. Elements of a step.
+# Cells and channels per program, many since every program reads all coordinates; elements per step.
 CELLS, _CHANNELS, BLOCK = 32768, 4, 1024
 SCALARS = ("P", "C")
 
@@ -45,13 +45,13 @@ def pillar_scatter(
     H: tl.constexpr, W: tl.constexpr, HAS_COUNT: tl.constexpr,
     CELLS: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write CELLS cells of CHANNELS channels of one cloud; no other program writes them."""
+    """Write CELLS cells of CHANNELS channels of one point cloud; no other program writes them."""
     first, channel, cloud = tl.program_id(0) * CELLS, tl.program_id(1) * CHANNELS, tl.program_id(2)
     canvas = canvas_ptr + cloud * C * (H * W)
     for start in range(0, CELLS, BLOCK):
         cell = first + start + tl.arange(0, BLOCK)
         _clear(canvas, cell, cell < H * W, channel, C, H * W, CHANNELS)
-    tl.debug_barrier()  # all cells are clear
+    tl.debug_barrier()  # all cells are cleared
     pillars = tl.minimum(tl.load(count_ptr), P) if HAS_COUNT else P
     for start in range(0, pillars, BLOCK):
         pillar = start + tl.arange(0, BLOCK)
@@ -68,7 +68,7 @@ def pillar_scatter(
 def plan(
     shapes: Sequence[Sequence[Any] | None], attributes: PillarScatterAttributes, cdiv: Callable[[Any, int], Any]
 ) -> Launch:
-    """Return the launch parameters for inputs of these shapes; the number of pillars may be a TensorRT symbol."""
+    """Return the launch parameters. shapes: of the inputs; the number of pillars may be a TensorRT symbol."""
     features, _, count = shapes
     assert features is not None
     height, width = attributes.grid

@@ -1,4 +1,4 @@
-"""Pillar scatter: rows of features go to their cells, empty ones to an extra row after all cells."""
+"""Pillar scatter as a scatter of feature rows to cells; empty rows go to an extra cell after all others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def lower(
     attributes: PillarScatterAttributes,
     form: str,  # noqa: ARG001
 ) -> list[T]:
-    """Place features [P, C] at coordinates [P, 4]: cloud, height (not used), row, column.
+    """Scatter features [P, C] to coordinates [P, 4]: point cloud, height (unused), row, column.
 
     Rows from `count` on are empty.
     """
@@ -45,5 +45,5 @@ def lower(
 
 
 def _within(o: Ops[T], cell: T, size: int) -> T:
-    """Return whether a number is from 0 to size - 1."""
+    """Return whether indices are in [0, size)."""
     return o.binary("and", cell > -1, cell < size)

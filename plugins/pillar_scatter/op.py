@@ -1,4 +1,4 @@
-"""Features of pillars on a bird's-eye-view grid: inputs, outputs, and the nodes it replaces."""
+"""Pillar scatter: pillars' features on a bird's-eye-view grid. Attributes, output shapes, and the node it replaces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FLOATS = (FP32, FP16)
 
 @dataclass(frozen=True)
 class PillarScatterAttributes:
-    """grid: height and width of the canvas, in pillars. batch: number of point clouds."""
+    """grid: (height, width) of the canvas, in cells. batch: number of point clouds."""
 
     grid: tuple[int, int]
     batch: int = 1

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def reference(inputs: Sequence[Tensor | None], attributes: PillarScatterAttributes) -> list[Tensor]:
-    """Place each pillar's features in its cell; cells without one stay zero."""
+    """Put each pillar's features into its cell; other cells stay zero."""
     features, coordinates, count = inputs
     assert features is not None
     assert coordinates is not None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def _maker(
     x: tuple[int, ...], boxes: int, reach: float, *, has_images: bool = True
 ) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
-    """Return a function that makes an image, and boxes up to `reach` pixels outside it when scaled by 1 / 4."""
+    """Return a function that makes images and boxes, which reach up to `reach` pixels outside when scaled by 1 / 4."""
 
     def make(generator: np.random.Generator) -> Sequence[ndarray | None]:
         size = np.array([x[3], x[2]]) * 4
@@ -35,7 +35,7 @@ def _maker(
 
 
 def _native(attributes: RoiAlignAttributes) -> Native:
-    """ONNX Runtime's node, of opset 16."""
+    """Return ONNX Runtime's node, of opset 16."""
     return Native(
         "",
         "RoiAlign",

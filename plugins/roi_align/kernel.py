@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .op import RoiAlignAttributes
 
-# Channels and most bins of a program.
+# Channels per program; most and fewest bins per program.
 _CHANNELS, _MOST_BINS, _LEAST_BINS = 16, 64, 16
 MODES = ("avg", "max", "max_corner")
 SCALARS = ("B", "C", "H", "W")
@@ -25,13 +25,13 @@ SCALARS = ("B", "C", "H", "W")
 
 @triton.jit
 def _start(low, SCALE: tl.constexpr, IS_ALIGNED: tl.constexpr):
-    """Return where a box begins along an axis, in pixels of the image."""
+    """Return where a box begins along an axis, in pixels of the feature map."""
     return low * SCALE - 0.5 if IS_ALIGNED else low * SCALE
 
 
 @triton.jit
 def _bin_size(low, high, SCALE: tl.constexpr, IS_ALIGNED: tl.constexpr, BINS: tl.constexpr):
-    """Return how many pixels a bin has along an axis."""
+    """Return a bin's size along an axis, in pixels."""
     length = high * SCALE - low * SCALE
     if not IS_ALIGNED:
         length = tl.maximum(length, 1.0)
@@ -51,7 +51,7 @@ def _samples(size, pixels, BINS: tl.constexpr, RATIO: tl.constexpr):
 
 @triton.jit
 def _sampled(image_ptr, y, x, H, W, mask, MODE: tl.constexpr):
-    """Sample an image, [channels, bins], bilinearly at [bins]; zero more than a pixel outside."""
+    """Sample an image bilinearly at [bins] -> [channels, bins]; positions more than a pixel outside give zero."""
     is_seen = (y >= -1.0) & (y <= H) & (x >= -1.0) & (x <= W)
     y = tl.minimum(tl.maximum(y, 0.0), H - 1.0)
     x = tl.minimum(tl.maximum(x, 0.0), W - 1.0)
@@ -78,7 +78,7 @@ def roi_align(
     HO: tl.constexpr, WO: tl.constexpr, RATIO: tl.constexpr, SCALE: tl.constexpr, IS_ALIGNED: tl.constexpr,
     MODE: tl.constexpr, HAS_IMAGES: tl.constexpr, BINS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Compute CHANNELS channels of BINS bins of one box; positions are in fp32. MODE: an index into MODES."""
+    """Compute CHANNELS channels of BINS bins of one box; positions are in fp32. MODE: index into MODES."""
     roi = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     cell = tl.program_id(2) * BINS + tl.arange(0, BINS)
@@ -91,7 +91,7 @@ def roi_align(
     rows, columns = _samples(high, H, HO, RATIO), _samples(wide, W, WO, RATIO)
     top = _start(y1, SCALE, IS_ALIGNED) + (cell // WO) * high
     left = _start(x1, SCALE, IS_ALIGNED) + (cell % WO) * wide
-    has_image = tl.where(image >= 0, tl.where(image < B, 1, 0), 0)  # a padded row of suppression has none
+    has_image = tl.where(image >= 0, tl.where(image < B, 1, 0), 0)  # NMS pads rows with image -1
     planes = x_ptr + (image * C + channel)[:, None] * H * W
     is_read = mask & (channel < C * has_image)[:, None]
     total = tl.full((CHANNELS, BINS), 0.0 if MODE == 0 else float("-inf"), tl.float32)
@@ -109,7 +109,7 @@ def roi_align(
 def plan(
     shapes: Sequence[Sequence[Any] | None], attributes: RoiAlignAttributes, cdiv: Callable[[Any, int], Any]
 ) -> Launch:
-    """Return the launch parameters for inputs of these shapes, which may be TensorRT symbols."""
+    """Return the launch parameters. shapes: of the inputs; sizes may be TensorRT symbols."""
     x, rois, images = shapes
     assert x is not None
     assert rois is not None
@@ -144,7 +144,7 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: RoiAlignAttributes
 
 
 def to_compile(dtype: DType, started: Launch) -> TritonKernel:
-    """Return the kernel and the types of its arguments; boxes are fp32, their images int64."""
+    """Return the kernel and the types of its arguments; boxes are fp32, image numbers int64."""
     data = pointer(dtype)
     inputs = {"x_ptr": data, "rois_ptr": "*fp32", "images_ptr": "*i64"}
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}

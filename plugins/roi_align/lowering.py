@@ -1,4 +1,4 @@
-"""RoI align: every sample of every box at once, from images stacked vertically."""
+"""RoI align by sampling all boxes at once, from images stacked vertically."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Axis(Generic[T]):
-    """Samples along an axis. at: their positions [R, P * S], inside the image. is_seen: 1 if they count, [R, P * S].
+    """Samples along an axis. at: positions [R, P * S], moved inside the image. is_seen: 1 if one counts, [R, P * S].
 
-    share: one over the samples per bin, [R, 1] or a number. bins: P. samples: S, the most that a bin can have.
+    share: 1 / samples per bin, [R, 1] or a number. bins: P. samples: S, the most samples that a bin can have.
     """
 
     at: T
@@ -36,7 +36,7 @@ class _Axis(Generic[T]):
 
 @dataclass(frozen=True)
 class _Samples(Generic[T]):
-    """The samples of all boxes. image: the number of each box's image [R, 1]."""
+    """Samples of all boxes. image: number of each box's image, [R, 1]."""
 
     rows: _Axis[T]
     columns: _Axis[T]
@@ -44,7 +44,7 @@ class _Samples(Generic[T]):
 
 
 def lower(o: Ops[T], inputs: Sequence[T | None], attributes: RoiAlignAttributes, form: str) -> list[T]:
-    """Sample, mask the samples that do not count, and reduce those of each bin."""
+    """Sample, mask samples that do not count, and reduce each bin."""
     x, rois, images = inputs
     assert x is not None
     assert rois is not None
@@ -60,7 +60,7 @@ def lower(o: Ops[T], inputs: Sequence[T | None], attributes: RoiAlignAttributes,
 
 
 def _axis(o: Ops[T], x: T, axis: int, low: T, high: T, attributes: RoiAlignAttributes) -> _Axis[T]:
-    """Return the samples along height or width. low, high: where boxes start and end on the axis [R, 1]."""
+    """Return the samples along height or width. low, high: where boxes start and end, [R, 1]."""
     bins = attributes.output_size[axis - 2]
     shift = 0.5 if attributes.is_aligned else 0.0
     start = low * attributes.spatial_scale - shift
@@ -98,7 +98,7 @@ def _joined(o: Ops[T], x: T, samples: _Samples[T], attributes: RoiAlignAttribute
         y = o.reduce("sum", o.reshape(sampled * seen, split), (3, 5))  # [C, R, Ho, Wo]
         y = o.transpose(y, (1, 0, 2, 3))
         return y * _spread(o, rows.share) * _spread(o, columns.share)
-    # A sample outside counts as zero, one that a bin does not have not at all.
+    # Samples outside the image count as zero; those that a bin does not have must not count.
     is_there = _is_there(o, rows, columns)
     sampled = o.reshape(sampled * seen, split)
     sampled = sampled if is_there is None else o.select(is_there, sampled, sampled * 0.0 - 3.0e38)
@@ -110,7 +110,7 @@ def _spread(o: Ops[T], share: T | float) -> T | float:
 
 
 def _is_there(o: Ops[T], rows: _Axis[T], columns: _Axis[T]) -> T | None:
-    """Return which samples bins have [1, R, 1, S, 1, S]; None if all bins have the same number."""
+    """Return which samples bins have, [1, R, 1, S, 1, S]; None if all bins have equally many."""
     if isinstance(rows.share, float) or isinstance(columns.share, float):
         return None
     below = o.constant(np.arange(rows.samples, dtype=np.float32).reshape(1, 1, 1, -1, 1, 1) + 0.5)
@@ -120,7 +120,7 @@ def _is_there(o: Ops[T], rows: _Axis[T], columns: _Axis[T]) -> T | None:
 
 
 def _sampled(o: Ops[T], image: T, x: T, y: T, mode: str, form: str) -> T:
-    """Return samples [1, C, P, Q], or the largest of each one's weighted corners."""
+    """Return samples [1, C, P, Q]; in mode `max_corner`, the largest of each sample's weighted corners."""
     if mode != "max_corner":
         return bilinear(o, image, x, y, form)
     left, top = o.unary("floor", x), o.unary("floor", y)

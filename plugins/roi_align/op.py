@@ -1,4 +1,4 @@
-"""Features of boxes by bilinear samples: inputs, outputs, and the nodes it replaces."""
+"""RoI align: features of boxes by bilinear sampling. Attributes, output shapes, and the nodes it replaces."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ _FLOATS = (FP32, FP16, BF16)
 
 @dataclass(frozen=True)
 class RoiAlignAttributes:
-    """output_size: height, width. sampling_ratio: samples of a bin along each axis; 0 for as many as it has pixels.
+    """output_size: (height, width). sampling_ratio: samples per bin along each axis; 0: one per pixel, rounded up.
 
-    is_aligned: move boxes by half a pixel, so that pixels' centres are whole numbers; otherwise boxes are at least one
-    pixel large. mode: `avg`, `max` of the samples, or `max_corner` of the samples' weighted corners, which is what
-    ONNX's tests and ONNX Runtime mean by `max`.
+    is_aligned: shifts boxes by half a pixel, so that integers are pixels' centres; otherwise boxes are at least a pixel
+    large.
+    mode: `avg` or `max` of the samples; `max_corner`: of the samples' weighted corners, which is how ONNX Runtime and
+    ONNX's tests compute `max`.
     """
 
     output_size: tuple[int, int] = (1, 1)
@@ -52,7 +53,7 @@ def infer(facts: Sequence[Fact | None], attributes: RoiAlignAttributes) -> list[
 
 
 def _from_onnx(node: ForeignNode) -> Replacement:
-    """Read RoiAlign of opset 10, 16 or 22: image, boxes, image of each box."""
+    """Read RoiAlign of opset 10, 16 or 22: images, boxes, image number of each box."""
     size = (node.number("output_height", 1), node.number("output_width", 1))
     ratio, scale = node.number("sampling_ratio", 0), node.number("spatial_scale", 1.0)
     default = "half_pixel" if node.opset >= 16 else "output_half_pixel"
@@ -65,7 +66,7 @@ def _from_onnx(node: ForeignNode) -> Replacement:
 
 
 def _from_mmcv(node: ForeignNode) -> Replacement:
-    """Read mmcv's node: image, and boxes preceded by the number of their image."""
+    """Read mmcv's node: images, and boxes that begin with their image number."""
     size = (node.number("output_height"), node.number("output_width"))
     ratio, scale = node.number("sampling_ratio", 0), node.number("spatial_scale", 1.0)
     mode, is_aligned = node.only("mode", ("avg", "max"), "avg"), bool(node.only("aligned", (0, 1), 1))

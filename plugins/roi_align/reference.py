@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def reference(inputs: Sequence[Tensor | None], attributes: RoiAlignAttributes) -> list[Tensor]:
-    """Average, or take the largest of, samples of every bin: x [B, C, H, W], rois [R, 4 or 5], images [R]."""
+    """Return the mean or maximum of every bin's samples. x [B, C, H, W], rois [R, 4 or 5], images [R]."""
     x, rois, images = inputs
     assert x is not None
     assert rois is not None
@@ -41,7 +41,7 @@ def _box(x: Tensor, box: Tensor, attributes: RoiAlignAttributes) -> Tensor:
 
 
 def _places(low: float, high: float, bins: int, pixels: int, attributes: RoiAlignAttributes) -> list[list[float]]:
-    """Return the positions of every bin's samples along an axis. pixels: of the image."""
+    """Return the positions of every bin's samples along an axis. pixels: the image's size."""
     shift = 0.5 if attributes.is_aligned else 0.0
     start, end = low * attributes.spatial_scale - shift, high * attributes.spatial_scale - shift
     length = end - start if attributes.is_aligned else max(end - start, 1.0)

@@ -1,4 +1,4 @@
-"""Ask a GPU what only a GPU can tell: `python -m tests.gpu`. See README.md in this folder."""
+"""Answers questions that only a GPU can: `python -m tests.gpu`. See README.md in this folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESULTS = ROOT / "benchmarks" / "gpu"
 
 
 def main() -> int:
-    """Run the steps that fit into the time; print a table."""
+    """Run the steps that fit into the time limit; print a table."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
     parser.add_argument("--minutes", type=float, default=8, help="Start no step that would not end in time.")
     parser.add_argument("--again", action="append", default=[], metavar="STEP", help="Ask a step again; `all` for all.")
@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def is_wanted(step: Step, options: argparse.Namespace) -> bool:
-    """Whether a step belongs to the call. All steps on host memory are simulated, so none is asked twice there."""
+    """Whether to run a step. On host memory every step is simulated, so explicitly simulated ones would be repeats."""
     if options.only and step.name not in options.only:
         return False
     if options.simulated_tensorrt:
@@ -86,14 +86,14 @@ def is_wanted(step: Step, options: argparse.Namespace) -> bool:
 
 
 def default_scratch(options: argparse.Namespace) -> Path:
-    """Return the folder for models and bundles; the kit brings those of the simulated TensorRT along."""
+    """Return the folder for models and bundles; the kit contains those for the simulated TensorRT."""
     if SIMULATION.exists() and not options.simulated:
         return SIMULATION
     return Path(tempfile.gettempdir()) / f"trtkit-gpu-{'simulated' if options.simulated else 'kit'}"
 
 
 def gpu_name(parser: argparse.ArgumentParser) -> str:
-    """Return the GPU's name. Exits without one."""
+    """Return the GPU's name. Exits if there is no GPU."""
     if not torch.cuda.is_available():
         parser.error("there is no NVIDIA GPU here; --simulated runs the same steps on the simulated runtime")
     return torch.cuda.get_device_name()

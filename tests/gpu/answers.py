@@ -1,4 +1,4 @@
-"""What a step leaves: a JSON file, written again after every answer."""
+"""A step's record: a JSON file, rewritten after every answer."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from tests.gpu.step import Answer, Step
 
 FINISHED = ("done", "failed", "died", "timed out")
-"""States of a step that is not tried again by itself. `running`, `cut off` and `skipped` are the others."""
+"""States of steps that are not retried. The other states are `running`, `cut off` and `skipped`."""
 
 
 class Skipped(Exception):  # noqa: N818
-    """Why a step has no answer on this machine."""
+    """A step cannot be answered on this machine; the message says why."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A step's file. place: the GPU's name, or `simulated`. error: why it did not get to its end.
+    """A step's file. place: the GPU's name, or `simulated`. error: why the step did not finish.
 
     computed_by: TensorRT or its simulation, on a GPU or a CPU.
     """
@@ -43,17 +43,17 @@ class Record:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it is not tried again by itself."""
+        """Whether the step is not retried."""
         return self.state in FINISHED
 
     @property
     def refuted(self) -> tuple[Answer, ...]:
-        """The answers that are not as the code assumes."""
+        """Answers that contradict the code's assumptions."""
         return tuple(answer for answer in self.answers if answer.get("holds") is False)
 
 
 def new_record(step: Step, place: str, versions: Mapping[str, str], computed_by: str = "") -> Record:
-    """Return the record of a step that begins."""
+    """Return the record of a step that starts."""
     how = " --simulated-tensorrt" if step.simulates else " --simulated" if place == "simulated" else ""
     command = f"python -m tests.gpu --again {step.name}{how}"
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -61,12 +61,12 @@ def new_record(step: Step, place: str, versions: Mapping[str, str], computed_by:
 
 
 def path_of(folder: Path, step: str) -> Path:
-    """Return where a step's file is."""
+    """Return the path of a step's file."""
     return folder / f"{step}.json"
 
 
 def write(folder: Path, record: Record) -> None:
-    """Write the file at once and as a whole: the process may end any time."""
+    """Write the file atomically, since the process may die at any time."""
     folder.mkdir(parents=True, exist_ok=True)
     fields = asdict(record)
     fields["answers"] = [{key: _finite(value) for key, value in answer.items()} for answer in record.answers]
@@ -92,7 +92,7 @@ def ended(record: Record, state: str, error: str = "") -> Record:
 
 
 def _finite(value: Any) -> Any:
-    """Keep six digits; JSON has neither NaN nor infinity."""
+    """Round to six digits and replace NaN and infinity, which JSON lacks."""
     if not isinstance(value, float):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else str(value)

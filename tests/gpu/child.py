@@ -1,4 +1,4 @@
-"""One step in a process of its own: `python -m tests.gpu.child STEP FOLDER SCRATCH [--simulated]`."""
+"""Runs one step in its own process: `python -m tests.gpu.child STEP FOLDER SCRATCH [--simulated]`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.gpu.steps import STEPS
 
 
 def run_step(name: str, place: Place, folder: Path) -> None:
-    """Run a step, and write its file after every answer."""
+    """Run a step, writing its file after every answer."""
     step = STEPS[name]
     by = computed_by(replace(step, simulates=place.is_simulated and step.needs == "engines"), place.machine)
     record = new_record(step, place.name, versions(has_gpu=place.has_gpu), by)
@@ -40,7 +40,7 @@ def run_step(name: str, place: Place, folder: Path) -> None:
 
 
 def main(words: list[str]) -> None:
-    """Run the step that is named."""
+    """Run the named step."""
     name, folder, scratch = words[:3]
     on_host = f"--{SIMULATED}" in words
     run_step(name, open_place(Path(scratch), on_host=on_host, simulates=STEPS[name].simulates), Path(folder))

@@ -1,4 +1,4 @@
-"""Decoders by their published sizes with seeded weights, made on the machine that measures them."""
+"""Decoders of published sizes with seeded weights, generated on the machine that measures them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCK = 128
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a Llama. length: tokens a slot holds. batch: most slots."""
+    """Sizes of a Llama. length: tokens per slot. batch: maximum number of slots."""
 
     name: str
     layers: int
@@ -62,7 +62,7 @@ class Shape:
         }
 
     def step_bytes(self, precision: str, batch: int, tokens: int) -> int:
-        """Return the fewest bytes that a decode step reads: each weight but the embedding once, and the caches."""
+        """Return the minimum bytes that a decode step reads: all weights but the embedding, and the caches."""
         weights = {weight.name: weight.shape for weight in model_weights(decoder_spec(self.config))}
         count = sum(torch.Size(shape).numel() for name, shape in weights.items() if "embed_tokens" not in name)
         head = self.hidden * self.vocab
@@ -81,7 +81,7 @@ SHAPES = {shape.name: shape for shape in (TINY, SMOLLM2, ONE_B, EIGHT_B)}
 def decoder(
     place: Place, name: str, precision: str = "fp16", kv_window: str = "full", batching: str = "packed"
 ) -> tuple[Shape, Bundle]:
-    """Return a bundle of a shape; of the tiny one if the place is simulated."""
+    """Return the bundle of a named shape, or of the tiny one if the place is simulated."""
     shape = TINY if place.is_simulated else SHAPES[name]
     key = f"{shape.name}-{precision}-{kv_window}-{batching}"
     return shape, place.bundle(key, lambda: _config(place, shape, precision, kv_window, batching))
@@ -115,7 +115,7 @@ def _config(place: Place, shape: Shape, precision: str, kv_window: str, batching
 
 
 def _save(place: Place, shape: Shape, precision: str, folder: Path) -> None:
-    """Write normal weights; norms are near one. Linear layers in int4 have random codes, as ModelOpt writes them."""
+    """Write normal weights; norms' are near 1. Linear layers in int4 have random codes in ModelOpt's format."""
     from safetensors.torch import save_file
 
     from trtkit.quantization.llm.choice import linear_layers

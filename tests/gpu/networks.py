@@ -1,4 +1,4 @@
-"""Networks that are written layer by layer, for questions about one layer."""
+"""Networks written layer by layer, for questions about single layers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def build_plan(place: Place, graph: Graph, shapes: Shapes, change: Callable[[Any], object] | None = None) -> Path:
     """Build a network as trtkit does, and return its plan.
 
-    shapes: smallest, optimal and largest of each dynamic input; of one that shapes follow from, its values.
-    change: sets something in the builder config.
+    shapes: min, opt and max shape of each dynamic input, or min, opt and max values of a shape tensor.
+    change: modifies the builder config.
     Raises RuntimeError if TensorRT does not build it.
     """
     trt, builder = place.backend.trt, graph.builder
@@ -56,7 +56,7 @@ def build_plan(place: Place, graph: Graph, shapes: Shapes, change: Callable[[Any
 
 
 class Bound:
-    """An engine with its inputs and outputs in place, captured in a graph: a run copies nothing."""
+    """An engine with bound inputs and outputs, captured in a CUDA graph: a run copies nothing."""
 
     def __init__(self, place: Place, plan: Path, inputs: Mapping[str, torch.Tensor]) -> None:
         self._place, self.stream = place, place.device.stream()
@@ -72,7 +72,7 @@ class Bound:
         for name, memory in self.outputs.items():
             context.set_address(name, memory)
         place.synchronize()
-        context.enqueue()  # what TensorRT sets up at first use is not captured
+        context.enqueue()  # so that TensorRT's setup at first use is not captured
         place.synchronize(self.stream)
         graph = self.stream.capture(context.enqueue)
         if graph is None:
@@ -80,7 +80,7 @@ class Bound:
         self._graph = graph
 
     def run(self) -> dict[str, torch.Tensor]:
-        """Run; return the outputs on the host."""
+        """Run the engine; return the outputs on the host."""
         self._graph.replay()
         self._place.synchronize(self.stream)
         return {name: value.cpu() for name, value in self.outputs.items()}

@@ -1,4 +1,4 @@
-"""An engine with the calls of TensorRT's own that the contract is asked by, and memory for its input and output."""
+"""An engine, driven by TensorRT's own calls, with memory for its input and output: for testing the contract."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 SHAPE, OUTPUT = (2, 3, 16, 16), (2, 5)
 _CYCLES = 400_000_000
-"""What a GPU is held back for: about a fifth of a second, in which the host makes its calls."""
+"""GPU cycles of a delay: about 0.2 s, in which the host makes its calls."""
 
 
 @dataclass(eq=False)
 class Opened:
-    """An engine of one input and one output, a context of it and a stream of its own."""
+    """An engine with one input and one output, a context and a stream."""
 
     place: Place
     plan: bytes
@@ -49,13 +49,13 @@ class Opened:
 
     @classmethod
     def classifier(cls, place: Place) -> Opened:
-        """Open a classifier of batches 1 to 4, and of 5 to 8 in a second profile."""
+        """Open a classifier for batches of 1 to 4, and of 5 to 8 in a second profile."""
         bundle = place.bundle("classifier-fp32", lambda: classifier_config(place.scratch))
         return cls(place, bundle.engine_path().read_bytes(), SHAPE)
 
     @classmethod
     def sized_by_input(cls, place: Place) -> Opened:
-        """Open a network whose output has the shape that its second input says."""
+        """Open a network whose second input states its output's shape."""
         graph = Graph(place.backend)
         x, shape = graph.input("x", FP32, (8,)), graph.input("shape", INT64, (2,))
         layer = graph.network.add_shuffle(x.trt)
@@ -64,14 +64,14 @@ class Opened:
         return cls(place, build_plan(place, graph, {"shape": ((1, 1), (2, 4), (8, 8))}).read_bytes(), (8,))
 
     def new_context(self, config: Any = None) -> Any:
-        """Return another context, whose errors are kept."""
+        """Return another context, whose errors are recorded."""
         context, scratch = user_managed(self.place, self.engine, self.stream, config)
         self.kept.append(scratch)
         context.error_recorder = self.errors
         return context
 
     def set_addresses(self) -> None:
-        """Give input and output their memory."""
+        """Bind the memory of input and output."""
         self.context.set_tensor_address(self.input, self.image.data_ptr())
         self.context.set_tensor_address(self.output, self.scores.data_ptr())
 
@@ -82,7 +82,7 @@ class Opened:
         return self
 
     def launch(self) -> bool:
-        """Put the engine on the stream; return TensorRT's answer."""
+        """Enqueue the engine on the stream; return TensorRT's result."""
         return bool(self.context.execute_async_v3(self.stream.handle))
 
     def compute(self, image: torch.Tensor) -> torch.Tensor:
@@ -95,26 +95,26 @@ class Opened:
         return self.scores.cpu().clone()
 
     def hold_back(self) -> None:
-        """Keep the stream busy, so that what is put on it next does not run yet."""
-        if self.place.has_gpu:  # the host's streams wait by themselves
+        """Keep the stream busy, so that work enqueued next does not run yet."""
+        if self.place.has_gpu:  # streams on the host wait anyway
             self.stream.run(partial(torch.cuda._sleep, _CYCLES))
 
     def finish(self) -> None:
-        """Wait for everything."""
+        """Wait for all work on the stream."""
         self.place.synchronize(self.stream)
 
     def is_idle(self) -> bool:
-        """Whether nothing is left on the stream."""
+        """Whether the stream has no work left."""
         if not self.place.has_gpu:
             return not self.stream.pending  # type: ignore[attr-defined]
         return bool(torch.cuda.ExternalStream(self.stream.handle).query())
 
 
 def user_managed(place: Place, engine: Any, stream: Stream, config: Any = None) -> tuple[Any, torch.Tensor]:
-    """Return a new context, and its scratch memory, which must live as long: engines of TensorRT-RTX take no other."""
+    """Return a new context and its scratch memory, which must outlive it: TensorRT-RTX supports no other kind."""
     config = config or engine.create_runtime_config()
     strategies = place.backend.trt.DynamicShapesKernelSpecializationStrategy
-    config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER  # so that a graph may hold its launches
+    config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER  # required for capture in a CUDA graph
     config.set_execution_context_allocation_strategy(place.backend.trt.ExecutionContextAllocationStrategy.USER_MANAGED)
     context, scratch = (
         engine.create_execution_context(config),

@@ -1,7 +1,7 @@
-"""Pack the kit for a machine that has a GPU and nothing of trtkit: `make gpu-kit`.
+"""Packs the kit for a machine with a GPU but without trtkit: `make gpu-kit`.
 
-That machine has Linux, Python 3.12, torch with CUDA 13, triton, transformers and NumPy, and no network. It gets
-TensorRT-RTX, trtkit with its tests, and wheels of what trtkit needs besides, in pieces that are carried one by one.
+That machine has Linux, Python 3.12, torch with CUDA 13, triton, transformers and NumPy, but no network. The kit has
+TensorRT-RTX, trtkit with its tests, and wheels of trtkit's other dependencies, in pieces that are carried one by one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "build" / "gpu-kit"
 SIMULATION = ROOT / "build" / "gpu-simulation"
-"""Models and bundles for machines where TensorRT does not load."""
+"""Models and bundles for machines that cannot load TensorRT."""
 PIECE_BYTES = 47 * 2**20
-"""With `unpack.py`, below the 48 MiB that can be carried at once."""
+"""Below 48 MiB, the limit of what can be carried at once, with room for `unpack.py`."""
 PYTHON = "3.12"
 RTX = ("tensorrt_rtx_cu13_bindings", "tensorrt_rtx_cu13_libs")
 WHEELS = (
@@ -45,7 +45,7 @@ TREE = ("trtkit", "tests", "benchmarks", "configs", "plugins", "examples/detr3d"
 
 
 def main() -> None:
-    """Write build/gpu-kit/1, 2, ...: a part of the archive, and the script that joins and unpacks all parts."""
+    """Write build/gpu-kit/1, 2, ...: each has a part of the archive, and the script that unpacks all parts."""
     prepare_simulation()
     with tempfile.TemporaryDirectory() as scratch:
         wheels = download(Path(scratch))
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def prepare_simulation() -> None:
-    """Build the bundles that the simulated TensorRT runs, by running them. Raises CalledProcessError."""
+    """Build the bundles for the simulated TensorRT by running the simulated steps. Raises CalledProcessError."""
     shutil.rmtree(SIMULATION, ignore_errors=True)
     with tempfile.TemporaryDirectory() as answers:
         words = ["tests.gpu", "--simulated-tensorrt", f"--scratch={SIMULATION}", f"--out={answers}", "--minutes=60"]
@@ -68,14 +68,14 @@ def prepare_simulation() -> None:
 
 
 def simulation() -> Iterator[Path]:
-    """Yield the files of these models and bundles, but for what this machine caches."""
+    """Yield the files of these models and bundles, without this machine's caches."""
     for path in sorted(SIMULATION.rglob("*")):
         if path.is_file() and path.relative_to(SIMULATION).parts[0] != "cache":
             yield path
 
 
 def download(folder: Path) -> list[Path]:
-    """Return the wheels for the other machine's Python, of the versions in constraints.txt."""
+    """Download wheels for the other machine's Python, with the versions in constraints.txt."""
     words = ["pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", f"--python-version={PYTHON}"]
     words += ["--implementation=cp", *(f"--platform={platform}" for platform in PLATFORMS)]
     words += [f"--constraint={ROOT / 'constraints.txt'}", f"--dest={folder}", *RTX, *WHEELS]
@@ -99,14 +99,14 @@ def tar_bytes(wheels: list[Path]) -> bytes:
 
 
 def front() -> Iterator[metadata.PackagePath]:
-    """Yield the files of `tensorrt_rtx`, plain Python around the bindings, from this environment: it has no wheel."""
+    """Yield this environment's files of `tensorrt_rtx`, plain Python around the bindings, which has no wheel."""
     for file in metadata.files("tensorrt_rtx_cu13") or ():
         if "__pycache__" not in file.parts and ".." not in file.parts:
             yield file
 
 
 def tree() -> list[Path]:
-    """Return trtkit's files as they are in the repository, but for results and pictures."""
+    """Return the repository's files, without results and pictures."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *TREE]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
     left_out = (PurePosixPath("tests/golden"), PurePosixPath("benchmarks/results"), PurePosixPath("benchmarks/gpu"))
@@ -115,7 +115,7 @@ def tree() -> list[Path]:
 
 
 def write_pieces(archive: bytes) -> list[Path]:
-    """Cut the archive into equal parts, each in a folder with unpack.py."""
+    """Split the archive into equal parts, each in a folder with unpack.py."""
     count = -(-len(archive) // PIECE_BYTES)
     size = -(-len(archive) // count)
     shutil.rmtree(OUT, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Write docs/gpu.md from the answers in benchmarks/gpu: `python -m tests.gpu.page`."""
+"""Writes docs/gpu.md from the answers in benchmarks/gpu: `python -m tests.gpu.page`."""
 
 from __future__ import annotations
 

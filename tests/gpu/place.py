@@ -1,4 +1,4 @@
-"""Where steps run: a GPU with TensorRT-RTX, or the simulated runtime, on a GPU or on host memory."""
+"""Where steps run: on a GPU with TensorRT-RTX, or on the simulated runtime, which uses a GPU or host memory."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ PACKAGES = ("tensorrt-rtx-cu13-bindings", "torch", "triton", "transformers", "nu
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """name: the GPU's, or `simulated`, where models are small and repeats few. scratch: for models and bundles.
+    """name: the GPU's, or `simulated`, which has small models and few repeats. scratch: for models and bundles.
 
-    machine: what is here, if it is not only simulated.
+    machine: the machine's capabilities.
     """
 
     name: str
@@ -49,26 +49,26 @@ class Place:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether TensorRT is simulated: models are small, and times of engines mean nothing."""
+        """Whether TensorRT is simulated: models are small, and engines' times are meaningless."""
         return self.simulated is not None
 
     @property
     def has_gpu(self) -> bool:
-        """Whether torch computes on a GPU; times mean nothing without one."""
+        """Whether torch computes on a GPU; without one, times are meaningless."""
         return self.machine.compute_capability is not None
 
     @property
     def has_engines(self) -> bool:
-        """Whether engines of networks that are written here can run: on TensorRT, or simulated on the host."""
+        """Whether engines of networks written by a step can run: on TensorRT, or simulated on the host."""
         return not self.machine.fault and (not self.has_gpu or not self.machine.no_engines)
 
     @property
     def torch_device(self) -> str:
-        """Where torch computes."""
+        """The device that torch computes on."""
         return "cuda" if self.has_gpu else "cpu"
 
     def bundle(self, name: str, config: Callable[[], ModelConfig]) -> Bundle:
-        """Return the bundle of a config, built by the first step that needs it. Raises Skipped if none can be built."""
+        """Return a config's bundle, built by the first step that needs it. Raises Skipped if it cannot be built."""
         folder = self.scratch / "bundles" / name
         if is_bundle(folder):
             bundle = open_bundle(folder)
@@ -81,9 +81,9 @@ class Place:
         return bundle
 
     def median_ms(self, run: Callable[[], object], stream: Stream | None = None, repeats: int = 30) -> float:
-        """Return the median wall time of a call and of what it puts on the GPU, after three that warm up.
+        """Return the median wall time of a call including its work on the GPU, after three warm-up calls.
 
-        Without a GPU, it is that of a single call.
+        Without a GPU, it is the time of a single call.
         """
         warm_ups, repeats = (3, repeats) if self.has_gpu else (0, 1)
         samples = []
@@ -96,7 +96,7 @@ class Place:
         return statistics.median(samples)
 
     def synchronize(self, stream: Stream | None = None) -> None:
-        """Wait for a stream, or for everything on a GPU."""
+        """Wait for a stream, or for all work on the GPU."""
         if stream is not None:
             stream.synchronize()
         if self.has_gpu:
@@ -104,9 +104,9 @@ class Place:
 
 
 def open_place(scratch: Path, *, on_host: bool, simulates: bool) -> Place:
-    """Open this machine for a step.
+    """Return this machine as a place for steps.
 
-    on_host: host memory instead of the GPU. simulates: TensorRT is simulated, as it always is on host memory.
+    on_host: use host memory instead of the GPU. simulates: simulate TensorRT, as is always done on host memory.
     """
     fault = load_interface()
     move(scratch)
@@ -119,7 +119,7 @@ def open_place(scratch: Path, *, on_host: bool, simulates: bool) -> Place:
 
 
 def this_machine(fault: str) -> Machine:
-    """Return what is here. fault: why TensorRT-RTX does not load."""
+    """Return this machine's capabilities. fault: why TensorRT-RTX does not load; empty if it does."""
     if not torch.cuda.is_available():
         return replace(CPU, fault=fault)
     major, minor = torch.cuda.get_device_capability()
@@ -127,7 +127,7 @@ def this_machine(fault: str) -> Machine:
 
 
 def move(scratch: Path) -> None:
-    """Let bundles name their sources where these are now: they may have been carried here from another folder."""
+    """Update the paths of sources in bundles, which may have been carried here from another folder."""
     note = scratch / "folder.txt"
     before = note.read_text(encoding="utf-8") if note.exists() else ""
     if before == str(scratch):
@@ -140,7 +140,7 @@ def move(scratch: Path) -> None:
 
 
 def versions(*, has_gpu: bool) -> dict[str, str]:
-    """Return what an answer depends on."""
+    """Return the versions that answers depend on."""
     from trtkit.version import __version__
 
     known = {"python": platform.python_version(), "trtkit": __version__}

@@ -1,4 +1,4 @@
-"""A rank of the step `serving`: `tests.gpu.rank BUNDLE [--simulated] [--on-host]` by torchrun. Prints its tokens."""
+"""A rank of the step `serving`, started by torchrun: `tests.gpu.rank BUNDLE [--simulated] [--on-host]`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = 4
 
 
 def main(folder: Path, *, simulates: bool, on_host: bool) -> None:
-    """Generate, and print the tokens; other ranks than the first serve and exit inside."""
+    """Generate and print the tokens. Ranks other than the first serve, and exit within this function."""
     place, bundle = open_place(folder.parents[1], on_host=on_host, simulates=simulates), open_bundle(folder)
     if place.simulated is not None:
         place.simulated.plans.add(bundle)
@@ -27,7 +27,7 @@ def main(folder: Path, *, simulates: bool, on_host: bool) -> None:
     tokens = greedy(execution, PROMPTS, STEPS)[0]
     execution.close()
     print(json.dumps(np.array(tokens).tolist()), flush=True)
-    os._exit(0)  # threads of gloo may still wait
+    os._exit(0)  # gloo's threads may still be waiting
 
 
 if __name__ == "__main__":

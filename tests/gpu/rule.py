@@ -1,4 +1,4 @@
-"""What a machine can answer, by rule: which steps run there and what computes them."""
+"""Rules for which steps run on a machine, and what computes them there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BACKEND = "tensorrt_rtx"
 class Machine:
     """name: the GPU's, or `CPU`. compute_capability: 10 * major + minor; None without a GPU.
 
-    fault: why TensorRT-RTX does not load, no_kernels: why Triton compiles none; empty if they do.
+    fault: why TensorRT-RTX does not load. no_kernels: why Triton cannot compile kernels. Both empty if they work.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Machine:
 
     @property
     def torch(self) -> str:
-        """What torch computes on."""
+        """The device that torch computes on, for people."""
         return "torch on CPU" if self.compute_capability is None else f"torch on CUDA ({self.name})"
 
     @property
     def no_engines(self) -> str:
-        """Why no engine of TensorRT-RTX runs here; empty if they do."""
+        """Why TensorRT-RTX's engines cannot run here; empty if they can."""
         if self.compute_capability is None:
             return "there is no GPU"
         if self.fault:
@@ -54,9 +54,9 @@ CPU = Machine("CPU", None)
 
 
 def why_skipped(step: Step, machine: Machine) -> str:
-    """Return why a step has no answer on a machine; empty if it runs."""
+    """Return why a step cannot run on a machine; empty if it can."""
     if step.name == "load" and machine.compute_capability is not None:
-        return machine.fault  # TensorRT itself says whether it runs on this GPU
+        return machine.fault  # TensorRT reports whether it supports this GPU
     if step.needs == "engines" and not step.simulates:
         return machine.no_engines
     return machine.no_kernels if step.needs == "kernels" and machine.compute_capability is not None else ""
@@ -73,7 +73,7 @@ def computed_by(step: Step, machine: Machine) -> str:
 
 
 def why_no_kernels() -> str:
-    """Return why Triton cannot compile kernels here; empty if it can. It compiles its launcher in C at first use."""
+    """Return why Triton cannot compile kernels here; empty if it can. It needs a C compiler for its launcher."""
     if not any(map(shutil.which, (os.environ.get("CC", "gcc"), "gcc", "clang"))):
         return "Triton needs a C compiler, and there is neither gcc nor clang: install one, or set CC"
     header = Path(sysconfig.get_path("include")) / "Python.h"
@@ -81,9 +81,9 @@ def why_no_kernels() -> str:
 
 
 def what_if(steps: Iterable[Step], version: str) -> Iterator[str]:
-    """Yield a line for each step: what would compute it on a GPU of a compute capability such as `9.0`, or why not.
+    """Yield a line per step: what would compute it on a GPU of compute capability `version`, such as `9.0`, or why not.
 
-    Raises ValueError for what is not a version.
+    Raises ValueError for a malformed version.
     """
     major, _, minor = version.partition(".")
     machine = Machine(f"a GPU of {version}", 10 * int(major) + int(minor or 0))

@@ -1,4 +1,4 @@
-"""Run steps one after the other, each in a process that may hang or die."""
+"""Runs steps one after another, each in its own process, which may hang or die."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ CHILD = (sys.executable, "-m", "tests.gpu.child")
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the kit. folder: where files are written. place: the GPU's name, or `simulated`.
+    """A run of the kit. folder: where to write files. place: the GPU's name, or `simulated`.
 
-    again: steps to ask although they have a file. child: the command that runs a step.
+    again: steps to repeat although they have finished. child: the command that runs a step.
     """
 
     folder: Path
@@ -38,7 +38,7 @@ class Call:
 
 
 def run_steps(steps: Iterable[Step], call: Call) -> Iterator[tuple[Step, Record | None]]:
-    """Yield each step's record as soon as it has ended; None for one that does not fit into the time that is left."""
+    """Yield each step's record as soon as it ends; None if the step does not fit into the remaining time."""
     end = time.monotonic() + call.minutes * 60
     for step in steps:
         if not is_due(step, call):
@@ -48,7 +48,7 @@ def run_steps(steps: Iterable[Step], call: Call) -> Iterator[tuple[Step, Record 
 
 
 def is_due(step: Step, call: Call) -> bool:
-    """Whether a step has no finished file of this place, or is asked again."""
+    """Whether a step has not finished at this place, or is to be repeated."""
     path = path_of(call.folder, step.name)
     if step.name in call.again or not path.exists():
         return True
@@ -77,7 +77,7 @@ def _run(step: Step, call: Call, left_s: float) -> Record:
 
 
 def _close(step: Step, call: Call, state: str, error: str) -> Record:
-    """Return the record that a child left; if it says `running`, the child did not get to its end: write why."""
+    """Return the record that a child wrote. If it still says `running`, the child did not finish: record why."""
     path = path_of(call.folder, step.name)
     if not path.exists():
         write(call.folder, Record(step.name, step.question, call.place, " ".join(call.child), {}, ""))

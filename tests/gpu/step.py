@@ -1,4 +1,4 @@
-"""A step of the kit: one question to a GPU, asked in a process of its own."""
+"""A step of the kit: one question to a GPU, answered in its own process."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 Value = str | int | float | bool | None
 Answer = dict[str, Value]
-"""One line of what a step learned. `what` names it; a `holds` that is False refutes something that the code assumes."""
+"""One finding of a step. `what` names it; `holds: False` refutes an assumption of the code."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """estimate_s: what it takes on a data center GPU; limit_s: when it is ended, three times that by default.
+    """estimate_s: expected time on a data center GPU. limit_s: when the step is killed, by default three times that.
 
-    function: `module:function` below tests.gpu.steps, called with the Place and `options`; yields answers, which are
-    written at once. is_simulated: whether the simulated runtime can answer it too. needs: torch alone, kernels that
-    Triton compiles, or engines. simulates: whether TensorRT is simulated for its engines, on whichever GPU is here.
+    function: `module:function` below tests.gpu.steps, called with the Place and `options`; it yields answers, which are
+    written immediately. is_simulated: whether the simulated runtime can answer it, too. needs: torch alone, kernels
+    compiled by Triton, or engines. simulates: whether TensorRT is simulated for its engines, on any GPU.
     """
 
     name: str
@@ -39,11 +39,11 @@ class Step:
 
     @property
     def limit_s(self) -> int:
-        """When a step that hangs is ended."""
+        """When a hanging step is killed."""
         return 3 * self.estimate_s + 30
 
     def run(self, place: Place) -> Iterator[Answer]:
-        """Yield the answers as they are learned."""
+        """Yield the answers as they are found."""
         module, _, name = self.function.partition(":")
         ask = cast(
             "Callable[..., Iterator[Answer]]", getattr(importlib.import_module(f"tests.gpu.steps.{module}"), name)

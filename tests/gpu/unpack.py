@@ -1,4 +1,4 @@
-"""Keep a piece of the kit, and unpack it once all are here: `python3 PIECE/unpack.py FOLDER`. Needs no network."""
+"""Stores a piece of the kit, and unpacks the kit once all are stored: `python3 PIECE/unpack.py FOLDER`. No network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALWAYS = ("tensorrt_rtx_cu13", "tensorrt_rtx_cu13_bindings", "tensorrt_rtx_cu13_
 
 
 def main() -> None:
-    """Keep this piece; with the last one, unpack trtkit and the packages that this Python lacks."""
+    """Store this piece; after the last one, unpack trtkit and the packages that this Python lacks."""
     if sys.version_info[:2] != PYTHON:
         wanted, present = (".".join(map(str, version)) for version in (PYTHON, sys.version_info[:2]))
         raise SystemExit(f"the kit's packages are for Python {wanted}; this is {present}: run it with python{wanted}")
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def install(wheels: Path, site: Path) -> list[str]:
-    """Link the packages that are needed and not here, or too old, into `site`; return their names."""
+    """Link required packages that are missing or too old into `site`; return their names."""
     packed = {path.name.lower().replace("-", "_"): path for path in wheels.iterdir()}
     chosen, waiting = list[str](), [*ALWAYS, *(name for name, _ in requirements(wheels.parent / "tree"))]
     bounds = dict(requirements(wheels.parent / "tree"))
@@ -66,7 +66,7 @@ def install(wheels: Path, site: Path) -> list[str]:
 
 
 def requirements(tree: Path) -> Iterator[tuple[str, str]]:
-    """Yield what trtkit needs, and what its ONNX models need, of which ModelOpt puts some in fp16."""
+    """Yield the requirements of trtkit, and of its ONNX models, including ModelOpt's conversion to fp16."""
     import tomllib
 
     project = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -76,14 +76,14 @@ def requirements(tree: Path) -> Iterator[tuple[str, str]]:
 
 
 def needs(wheel: Path) -> Iterator[tuple[str, str]]:
-    """Yield what a package needs."""
+    """Yield a package's requirements."""
     for info in wheel.glob("*.dist-info"):
         for line in metadata.PathDistribution(info).requires or ():
             yield from _parsed(line)
 
 
 def is_here(name: str, bound: str) -> bool:
-    """Whether this Python has the package already, and new enough."""
+    """Whether this Python has the package in a sufficient version."""
     from packaging.specifiers import SpecifierSet
 
     try:

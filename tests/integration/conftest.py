@@ -1,5 +1,4 @@
-"""Small bundles: a tiny chat model's, for commands that generate text, and a product of matrices; torch loads where it
-is used."""
+"""Bundles of a tiny chat model and of a matrix product. torch is imported only where it is used."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def bundle(workspace: Path, trtkit: Callable[..., Ran]) -> Path:
-    """The bundle `b` of an ONNX file that holds one product of matrices, built in this process for every test."""
+    """The bundle `b` of an ONNX file with a single matrix product, built in this process for every test."""
     from tests.support import models
 
     models.save(models.matmul(), workspace / "m.onnx")
@@ -39,7 +38,7 @@ def bundle(workspace: Path, trtkit: Callable[..., Ran]) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the model as transformers saves it, and its bundle."""
+    """A folder with the tiny chat model, saved as transformers does, and its bundle."""
     from tests.support.tiny_chat import build
 
     path = tmp_path_factory.mktemp("tiny")
@@ -58,7 +57,7 @@ CACHES = [
 
 @pytest.fixture(scope="module", params=CACHES)
 def caches(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Tests of generation run with slots of full length, and with too few pages for all slots; in packed calls, too."""
+    """Run tests of generation with full-length slots, with too few pages for all slots, and in packed calls."""
     from tests.support.generation import FEW_PAGES, caches_of
 
     pages, is_packed = FEW_PAGES, request.param.startswith("packed")
@@ -70,7 +69,7 @@ def caches(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def classifier_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of a tiny classifier of images."""
+    """A bundle of a tiny image classifier."""
     from tests.support.deployments import classifier
 
     return classifier(tmp_path_factory.mktemp("classifier"))
@@ -78,7 +77,7 @@ def classifier_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def llm_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of a tiny Llama that gives all logits; its checkpoint is beside it."""
+    """A bundle of a tiny Llama with logits of all tokens, next to its checkpoint."""
     from tests.support import tiny_llm
 
     return tiny_llm.build(tmp_path_factory.mktemp("llm"), "tiny")
@@ -86,7 +85,7 @@ def llm_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def llm(llm_bundle: Path) -> Iterator[LLM]:
-    """That model, run by the reference executor."""
+    """The model of `llm_bundle` on the reference executor."""
     from trtkit import LLM
 
     with LLM(llm_bundle, runtime="reference") as opened:
@@ -116,7 +115,7 @@ def greedy(tiny_folder: Path) -> Callable[[list[int], int], list[int]]:
     hf = AutoModelForCausalLM.from_pretrained(tiny_folder / "model", dtype=torch.float32)
 
     def generate(ids: list[int], count: int) -> list[int]:
-        every = {"attention_mask": torch.ones(1, len(ids)), "pad_token_id": 0}  # 0 is a token of the prompt too
+        every = {"attention_mask": torch.ones(1, len(ids)), "pad_token_id": 0}  # 0 is also a normal token
         found = hf.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False, **every)
         return [int(token) for token in found[0, len(ids) :]]
 
@@ -125,9 +124,9 @@ def greedy(tiny_folder: Path) -> Callable[[list[int], int], list[int]]:
 
 @pytest.fixture(scope="module")
 def one_export() -> Iterator[None]:
-    """Let torch export equal modules once in all processes: compositions and precisions differ in what comes after.
+    """Export equal modules once for all processes: compositions and precisions differ only after the export.
 
-    It parses the sources of all its translations at each export, a fifth of the time: here once in a process.
+    torch parses the sources of all its translations at each export, a fifth of the time; here, once per process.
     """
     from torch.onnx._internal.exporter import _registration
 
@@ -157,7 +156,7 @@ _once = cache(lambda function: function())
 
 
 def _digest(module: torch.nn.Module) -> str:
-    """Return what two modules share that compute the same: their parts with all settings, and their tensors."""
+    """Return a digest of a module's parts, their settings, and its tensors: equal for equal computations."""
     digest = hashlib.sha256()
     for name, part in module.named_modules():
         settings = {key: value for key, value in vars(part).items() if not key.startswith("_")}

@@ -1,4 +1,4 @@
-"""An assistant's guesses are those of transformers, and change no token: with linear caches and pages, in batches."""
+"""An assistant's guesses equal transformers' and change no token: linear caches, pages, batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`AsyncLLM` and the engine's thread: coroutines share a batch; those that fail, leave or wait harm nobody."""
+"""`AsyncLLM` and the engine's thread: coroutines share a batch; failing, leaving or waiting ones harm nobody."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of config, profile and target end with exit code 2, before TensorRT is asked."""
+"""Errors in configs, profiles and targets exit with code 2, before TensorRT loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that cannot be read is refused with its reason, and nothing is written."""
+"""An unreadable model is refused with the reason, and nothing is written."""
 
 from __future__ import annotations
 

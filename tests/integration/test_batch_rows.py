@@ -1,4 +1,4 @@
-"""Requests share a batch only where `verify` saw that rows are independent."""
+"""Requests share a batch only if `verify` found rows to be independent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trtkit bench` beside what the hardware allows: ceilings, gaps by layer; configs, CUDA graphs, torch.compile."""
+"""`trtkit bench` against the hardware's limits: ceilings, gaps by layer; configs, CUDA graphs, torch.compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trtkit bench` of language models: loads on a real engine, transformers as a rival, AIPerf's names and files."""
+"""`trtkit bench` of language models: loads on a real engine, transformers as a contender, AIPerf's names and files."""
 
 from __future__ import annotations
 

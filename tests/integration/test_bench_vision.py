@@ -1,4 +1,4 @@
-"""`trtkit bench` of networks: what is measured, beside whom, what it writes and refuses. No test depends on speed."""
+"""`trtkit bench` of networks: measurements, contenders, output, refusals. No test depends on speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trtkit build`: what it writes, and when it does not have to."""
+"""`trtkit build`: what it writes, and when it reuses a bundle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The build key follows from what was asked and from the sources' bytes, and from nothing else."""
+"""The build key depends on the request and the sources' bytes, and on nothing else."""
 
 from __future__ import annotations
 

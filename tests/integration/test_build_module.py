@@ -1,4 +1,4 @@
-"""`trtkit.build` of a PyTorch module that is in memory, compared with the module itself."""
+"""`trtkit.build` of an in-memory PyTorch module, compared with the module."""
 
 from __future__ import annotations
 

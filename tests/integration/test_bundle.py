@@ -1,4 +1,4 @@
-"""A bundle that was damaged or changed is not trusted."""
+"""Damaged or modified bundles are not trusted."""
 
 from __future__ import annotations
 

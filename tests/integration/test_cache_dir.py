@@ -1,4 +1,4 @@
-"""A folder for caches: the next process goes on from it, whatever happened to the last one."""
+"""A cache folder on disk: the next process resumes from it, whatever happened to the last one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trtkit chat` on a tiny model: what it remembers, what it says when a cache is full."""
+"""`trtkit chat` on a tiny model: its history, and its message when a cache is full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script that says for every commit whether a model is fit for TensorRT, and the GitHub action around it."""
+"""The CI script that checks a model for TensorRT on every commit, and its GitHub action."""
 
 from __future__ import annotations
 

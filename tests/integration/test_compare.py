@@ -1,4 +1,4 @@
-"""`trtkit compare`: a bad variant loses, and its figures are those of `verify`, `eval` and `plan`."""
+"""`trtkit compare`: a bad variant loses; figures equal those of `verify`, `eval` and `plan`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorRT refuses a model, or dies on it: the command line lives and names the node."""
+"""If TensorRT refuses a model or crashes on it, the command survives and names the node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example of a user's own architecture: its README's command, and its numbers against plain torch."""
+"""The custom decoder example: its README's command, and its numbers against plain torch."""
 
 from __future__ import annotations
 

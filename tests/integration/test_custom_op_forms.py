@@ -1,4 +1,4 @@
-"""Ops that sample are built by GridSample or by gathers, as the config asks, and compute the same."""
+"""Sampling ops are built with GridSample or gathers, as configured, and compute the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with operators that TensorRT lacks, through the commands."""
+"""Models with operators that TensorRT lacks, in the commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decoder's optional inputs and outputs."""
+"""The decoder network's optional inputs and outputs."""
 
 from __future__ import annotations
 

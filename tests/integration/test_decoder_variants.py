@@ -1,4 +1,4 @@
-"""Legal but unusual settings of families against transformers, and those that are refused by name."""
+"""Unusual but legal settings of decoder families against transformers; unsupported ones are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, real weights: the tokens of transformers' `generate`, alone and in a batch."""
+"""SmolLM2-135M-Instruct with real weights: tokens equal transformers' `generate`, alone and in a batch."""
 
 from __future__ import annotations
 

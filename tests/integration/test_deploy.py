@@ -1,4 +1,4 @@
-"""`trtkit deploy` writes a repository whole or not at all, and refuses what must not be in one."""
+"""`trtkit deploy` writes a repository atomically, and refuses invalid content."""
 
 from __future__ import annotations
 

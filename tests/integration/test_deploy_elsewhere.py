@@ -1,4 +1,4 @@
-"""What `trtkit deploy` says and writes for servers on other machines."""
+"""`trtkit deploy` for servers on other machines: messages and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trtkit deploy` refuses what must not be in a repository, and says what may."""
+"""`trtkit deploy` refuses what a repository cannot contain, and says what it can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Legal but unusual settings of families that vary others, and of latent attention, against transformers."""
+"""Unusual but legal settings of derived families and of latent attention, against transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detectors as people export them, through the commands."""
+"""Detectors in common export formats, in the commands."""
 
 from __future__ import annotations
 

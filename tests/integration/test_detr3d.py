@@ -1,4 +1,4 @@
-"""DETR3D end to end: one engine or two, against the torch model, on real camera matrices; the authors' checkpoints."""
+"""DETR3D end to end: one engine or two against the torch model, real camera matrices, the authors' checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that is full, read-only or in the way: a clear error, and nothing stays behind."""
+"""Full, read-only or obstructed disks: clear errors, and no files left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts of examples/distillation on a tiny model: training brings a compressed model nearer to the original.
+"""The scripts of examples/distillation on a tiny model: training brings a compressed model closer to the original.
 
 The README's own commands, on SmolLM2, run in `make slow` (test_examples.py).
 """

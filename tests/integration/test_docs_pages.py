@@ -1,4 +1,4 @@
-"""Commands and programs of the pages run: here on small models, or in the tests that are named here."""
+"""Commands and programs of the docs run: here on small models, or in the tests named here."""
 
 from __future__ import annotations
 

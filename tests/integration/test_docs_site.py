@@ -1,4 +1,4 @@
-"""The site of the docs: it builds with no warning, asks no other host for anything, and search works from files."""
+"""The docs' site builds without warnings, makes no external requests, and its search works from files."""
 
 from __future__ import annotations
 

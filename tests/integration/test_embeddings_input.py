@@ -1,4 +1,4 @@
-"""Language models whose engine takes vectors: the token table beside it gives what ids would."""
+"""Language models whose engine takes embeddings: with the token table next to it, results equal those of ids."""
 
 from __future__ import annotations
 

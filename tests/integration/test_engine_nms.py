@@ -1,4 +1,4 @@
-"""NMS inside the engine: the boxes that NMS on the host leaves, through every command, and wrong ones are caught."""
+"""NMS inside the engine selects the same boxes as NMS on the host, in every command; wrong boxes are noticed."""
 
 from __future__ import annotations
 

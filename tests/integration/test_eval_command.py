@@ -1,4 +1,4 @@
-"""`trtkit eval` on a tiny model: perplexity beside transformers, and texts that cannot be read."""
+"""`trtkit eval` on a tiny model: perplexity against transformers, and unreadable texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trtkit eval --tasks`: what the harness asks is computed as transformers computes it, and its own model agrees."""
+"""`trtkit eval --tasks`: the harness's requests are computed as in transformers, and its own model agrees."""
 
 from __future__ import annotations
 

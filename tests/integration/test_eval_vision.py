@@ -1,4 +1,4 @@
-"""`trtkit eval` on labelled pictures: figures that can be counted by hand, and truth that does not fit."""
+"""`trtkit eval` on labelled pictures: figures that can be checked by hand, and labels that do not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of every README under examples/ run, in order, in an empty folder."""
+"""The commands of every README under examples/ run in order, in an empty folder."""
 
 from __future__ import annotations
 

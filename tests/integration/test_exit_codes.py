@@ -1,4 +1,4 @@
-"""The exit codes that docs/command-line.md and `trtkit --help` name, a case of each."""
+"""One case of each exit code in docs/command-line.md and `trtkit --help`."""
 
 from __future__ import annotations
 

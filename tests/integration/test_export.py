@@ -1,4 +1,4 @@
-"""`trtkit export`: what the command prints and refuses, and models that trtkit quantized."""
+"""`trtkit export`: output, refusals, and models that trtkit quantized."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/features.md says works, works; what it says is refused is refused."""
+"""What docs/features.md lists as working works; what it lists as refused is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An input that chooses a branch: TensorRT builds both, so the choice is made before."""
+"""An input that selects a branch is fixed before the build, since TensorRT would build both branches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bundles of Gemma 4 with its assistant, from the config to the answer; assistants that do not fit, by name."""
+"""Bundles of Gemma 4 with its assistant, from config to answer; assistants that do not fit are refused by name."""
 
 from __future__ import annotations
 

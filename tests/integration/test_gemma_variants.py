@@ -1,4 +1,4 @@
-"""Legal but unusual settings of Gemma 3n and 4 against transformers, and what only these families refuse."""
+"""Unusual but legal settings of Gemma 3n and 4 against transformers, and refusals of these families."""
 
 from __future__ import annotations
 

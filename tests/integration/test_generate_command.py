@@ -1,4 +1,4 @@
-"""`trtkit generate` on a tiny model: what it prints, what it refuses, how it ends."""
+"""`trtkit generate` on a tiny model: output, refusals, exit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct from its shipped config: the golden text, a chat, a perplexity."""
+"""SmolLM2-135M-Instruct from its shipped config: a golden text, a chat, a perplexity."""
 
 from __future__ import annotations
 

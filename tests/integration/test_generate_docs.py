@@ -1,4 +1,4 @@
-"""Every command and program of the pages on generating text runs, on a tiny model that reads SmolLM2's tokens.
+"""Every command and program of the docs on generating text runs, on a tiny model with SmolLM2's tokenizer.
 
 What SmolLM2 itself answers stands in test_generate_command_smollm2.py.
 """

@@ -1,4 +1,4 @@
-"""`trtkit generate --output`: answers in a file, the same whether the run was killed or not."""
+"""`trtkit generate --output`: answers in a file, the same whether or not a run was killed and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoding gives the tokens that transformers' `generate` gives, on tiny models of many families and on SmolLM2."""
+"""Decoding gives the tokens of transformers' `generate`, on tiny models of many families and on SmolLM2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `trtkit generate` and its like refuse, and how."""
+"""Refusals of `trtkit generate` and related commands, and their texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trtkit generate --replicas`: processes share a file of prompts, and answer what one process answers."""
+"""`trtkit generate --replicas`: processes share a file of prompts; answers equal a single process's."""
 
 from __future__ import annotations
 

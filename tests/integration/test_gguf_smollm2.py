@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct out of its GGUF file: weights, tokenizer, and the text that it writes."""
+"""SmolLM2-135M-Instruct from its GGUF file: weights, tokenizer, generated text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads together with several answers, stop strings, log probabilities, adapters, sleep, and other kinds of models."""
+"""Draft heads with several answers, stop strings, log probabilities, adapters, sleep, and other kinds of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A head's guesses are those of torch, and change no token: with linear caches and pages, in batches, greedy or not."""
+"""A draft head's guesses equal torch's and change no token: linear caches, pages, batches, greedy or sampled."""
 
 from __future__ import annotations
 

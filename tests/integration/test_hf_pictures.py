@@ -1,4 +1,4 @@
-"""A folder that transformers saved answers pictures as transformers does: preprocessing, task and names are its own."""
+"""Folders saved by transformers answer pictures as transformers does, with their preprocessing, task and labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vision models that transformers saved, by what they are for: each network computes what transformers does."""
+"""transformers' vision models by task: each network computes what transformers does."""
 
 from __future__ import annotations
 

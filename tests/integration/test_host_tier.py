@@ -1,4 +1,4 @@
-"""Host memory keeps what the caches cannot hold and gives it back, without changing a token."""
+"""Host memory holds caches that do not fit on the device and restores them, without changing a token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models by their id on Hugging Face's hub: the hub's own client, and a hub on this machine."""
+"""Models by their id on Hugging Face's hub: the real client against a local hub."""
 
 from __future__ import annotations
 

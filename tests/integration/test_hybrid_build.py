@@ -1,4 +1,4 @@
-"""Hybrids from a folder become bundles, run, and are verified; what cannot be built says why."""
+"""Hybrids from a folder are built, run and verified; refusals say why."""
 
 from __future__ import annotations
 

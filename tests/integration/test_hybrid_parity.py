@@ -1,4 +1,4 @@
-"""Every hybrid family computes what transformers does, in one network and in several, and TensorRT-RTX builds it."""
+"""Every hybrid family computes what transformers does, as one network or several, and TensorRT-RTX builds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However requests share an engine, each gets exactly what it gets alone."""
+"""However requests share an engine, each gets exactly its answer alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trtkit inspect` of an ONNX file, a config and a bundle: numbers against independent counts."""
+"""`trtkit inspect` of an ONNX file, a config and a bundle, against independent counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trtkit inspect --fusion` on real engines: what is in which kernel, and a page that needs nothing else."""
+"""`trtkit inspect --fusion` on real engines: which layers are in which kernel, and a self-contained page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel in a clean environment: each extra brings all that its task needs; what is missing is an error."""
+"""The wheel in a clean environment: each extra is complete for its task; missing packages are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A build that is cancelled, killed or raced leaves no half-written folder and no child process."""
+"""A cancelled, killed or raced build leaves no partial folder and no child process."""
 
 from __future__ import annotations
 

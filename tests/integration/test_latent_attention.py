@@ -1,4 +1,4 @@
-"""Latent attention: what it caches, what a step computes, its precisions and ranks, and what it refuses."""
+"""Latent attention: caches, computation of a step, precisions, ranks, refusals."""
 
 from __future__ import annotations
 

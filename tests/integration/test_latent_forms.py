@@ -1,4 +1,4 @@
-"""Latent attention with keys and values of all heads: what transformers computes, from the caches of the other form."""
+"""Latent attention with expanded keys and values, from the caches of the compressed form, against transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bundle runs without TensorRT and without its source; what its layers map of the source must be unchanged."""
+"""A bundle runs without TensorRT and its source; if its layers map source files, these must be unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pruned Llama, whose layers differ in heads, head size and window: network, sizes, plan and caches follow."""
+"""A pruned Llama with heads, head size and window per layer: network, sizes, plan and caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`LLM` refuses prompts, settings, options and bundles that cannot be, and harms nobody else."""
+"""`LLM` refuses invalid prompts, settings, options and bundles without harming other requests."""
 
 from __future__ import annotations
 

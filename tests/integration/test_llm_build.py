@@ -1,4 +1,4 @@
-"""A decoder-only LLM from a folder becomes a bundle, and is verified; what cannot be built says why."""
+"""A decoder-only LLM from a folder is built and verified; refusals say why."""
 
 from __future__ import annotations
 

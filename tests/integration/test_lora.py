@@ -1,4 +1,4 @@
-"""Adapters as inputs of a network, any of them in any row, against PEFT's own model of each."""
+"""LoRA adapters as a network's inputs, any adapter in any row, against PEFT's model of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An adapter merged at build against PEFT's own model, in which it is not merged."""
+"""An adapter merged at build time against PEFT's model with the unmerged adapter."""
 
 from __future__ import annotations
 

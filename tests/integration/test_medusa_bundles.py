@@ -1,4 +1,4 @@
-"""One bundle of a model and its Medusa heads, from the config to the answer; heads that do not fit, by name."""
+"""Bundles of a model and its Medusa heads, from config to answer; heads that do not fit are refused by name."""
 
 from __future__ import annotations
 

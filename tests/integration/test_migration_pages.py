@@ -1,4 +1,4 @@
-"""What the pages on migration name in trtkit exists: options of commands, keys of configs, modules."""
+"""Options, config keys and modules that the migration guides name exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of mistakes has what trtkit answers to each of them today, and each answer names a way on."""
+"""docs/mistakes.md has trtkit's current errors, and each suggests a fix."""
 
 from __future__ import annotations
 

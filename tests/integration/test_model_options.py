@@ -1,4 +1,4 @@
-"""MODEL and the options that change its config: the same in every command that takes one."""
+"""MODEL and the options that change its config behave the same in every command."""
 
 from __future__ import annotations
 

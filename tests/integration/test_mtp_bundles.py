@@ -1,4 +1,4 @@
-"""Bundles of models with the MTP module of their own weights, from the config to the answer."""
+"""Bundles of models with their own MTP module, from config to answer."""
 
 from __future__ import annotations
 

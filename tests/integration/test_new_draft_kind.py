@@ -1,4 +1,4 @@
-"""A kind of draft head that trtkit does not have is one folder, `tests/toy_drafts/bigram/`: it builds and guesses."""
+"""A new kind of draft head is one folder, `tests/toy_drafts/bigram/`: it builds and guesses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kind of part that trtkit does not have, a fixed lookup table, is this one file: spec, writer and reference."""
+"""A new kind of part, a fixed lookup table, is this one file: spec, writer and reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebooks under examples/ run, cell by cell, and their last values show what a notebook would."""
+"""The notebooks under examples/ run cell by cell, and their last values display as in a notebook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages in turn on one device: FlexGen's schedule gives the tokens that the whole model gives."""
+"""Stages loaded in turn on one device: FlexGen's schedule gives the whole model's tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bundle as a function of arrays takes the shapes that its engine takes, and no others."""
+"""`open_model`: a bundle as a function of arrays accepts exactly its engine's shapes."""
 
 from __future__ import annotations
 

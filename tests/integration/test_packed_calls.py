@@ -1,4 +1,4 @@
-"""Packed calls: rows that decode, with guesses, and rows of prompts in one call give what transformers gives each."""
+"""Packed calls: decoding rows, with guesses, and prompts in one call each get transformers' results."""
 
 from __future__ import annotations
 

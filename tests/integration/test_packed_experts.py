@@ -1,4 +1,4 @@
-"""Experts in few bits: a step gathers the codes of the chosen ones and computes their numbers."""
+"""Quantized experts: a step gathers only the selected experts' codes and dequantizes them."""
 
 from __future__ import annotations
 

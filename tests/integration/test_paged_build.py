@@ -1,4 +1,4 @@
-"""Bundles with paged caches: built, verified, run with little memory, and refused where pages mean nothing."""
+"""Bundles with paged caches: built, verified, run with little memory, and refused if pages do not apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention that reads pages where they are: the custom op PagedAttention, here by its lowering."""
+"""Attention that reads pages in place: the custom op PagedAttention, here by its lowering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trtkit plan` on configs, bundles and bare files; what it refuses; the commands of its page."""
+"""`trtkit plan` on configs, bundles and bare files; refusals; the commands of its page."""
 
 from __future__ import annotations
 

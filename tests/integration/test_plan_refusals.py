@@ -1,4 +1,4 @@
-"""What `trtkit plan` refuses, and how."""
+"""Refusals of `trtkit plan` and their texts."""
 
 from __future__ import annotations
 

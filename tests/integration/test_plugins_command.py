@@ -1,4 +1,4 @@
-"""`trtkit plugins`, and the steps of plugins/README.md with a small op of one's own."""
+"""`trtkit plugins`, and the steps of plugins/README.md with a small custom op."""
 
 from __future__ import annotations
 

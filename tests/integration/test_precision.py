@@ -1,4 +1,4 @@
-"""Precision and I/O types are written into the network, and the values stay right."""
+"""Precision and I/O types are written into the network, and values stay correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Llama that was pruned layer by layer (Nemotron-NAS) computes what transformers' Llama does with zeros."""
+"""A Llama pruned layer by layer (Nemotron-NAS) computes the same as transformers' Llama with zeros."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trtkit quantize --sensitivity` and `--budget`: layers ranked, and what becomes of those that a budget leaves."""
+"""`trtkit quantize --sensitivity` and `--budget`: ranking of layers, and what happens to layers outside the budget."""
 
 from __future__ import annotations
 

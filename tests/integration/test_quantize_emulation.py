@@ -1,4 +1,4 @@
-"""NVFP4 and MXFP8 are scored by what TensorRT's network computes."""
+"""NVFP4 and MXFP8 are scored on what TensorRT's network computes."""
 
 from __future__ import annotations
 

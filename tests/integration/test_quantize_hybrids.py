@@ -1,4 +1,4 @@
-"""Hybrids quantized part by part: what they compute, what a bundle holds of them, what cannot be."""
+"""Hybrids quantized part by part: results, contents of the bundle, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny Llama is quantized in every way, built, verified and generates; what cannot be says why."""
+"""A tiny Llama is quantized by every method, built, verified and generates; refusals say why."""
 
 from __future__ import annotations
 

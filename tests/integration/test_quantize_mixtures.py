@@ -1,4 +1,4 @@
-"""Quantized mixtures of experts compute what transformers does of the dequantized weights, or ModelOpt's own model."""
+"""Quantized mixtures of experts compute transformers' results on dequantized weights, or ModelOpt's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trtkit quantize` refuses what a vision model cannot have before any work."""
+"""`trtkit quantize` refuses settings that do not apply to vision models before any work."""
 
 from __future__ import annotations
 

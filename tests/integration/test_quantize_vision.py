@@ -1,4 +1,4 @@
-"""A small vision model, quantized: what is stored, what is computed, what stays."""
+"""A small vision model, quantized: stored weights, results, layers left alone."""
 
 from __future__ import annotations
 

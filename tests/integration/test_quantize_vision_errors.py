@@ -1,4 +1,4 @@
-"""What cannot be quantized is refused with what, where and a way out; nothing is left behind."""
+"""Models that cannot be quantized are refused with a reason and a fix; no files are left behind."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def test_images_for_a_config_that_says_nothing_of_images(refused: Callable[..., 
     ("arrays", "what"),
     [
         ({"image": pictures(2)}, "unknown input `image`, missing input `images`"),
-        ({"images": pictures(2)[:, :2]}, "`images` has shape [1, 2, 32, 32], [batch, 3, 32, 32] is needed"),
-        ({"images": pictures(2)[:, 0]}, "`images` has shape [1, 32, 32], [batch, 3, 32, 32] is needed"),
+        ({"images": pictures(2)[:, :2]}, "`images` has shape [1, 2, 32, 32]; expected [batch, 3, 32, 32]"),
+        ({"images": pictures(2)[:, 0]}, "`images` has shape [1, 32, 32]; expected [batch, 3, 32, 32]"),
         ({"images": pictures(2).astype(np.float64)}, "`images` has type float64, float32 is needed"),
         ({"images": np.full((2, 3, 32, 32), np.nan, np.float32)}, "`images` holds NaN or infinite values"),
         ({"images": pictures(2)[:0]}, "the arrays hold different numbers of samples: 0 of `images`"),

@@ -1,4 +1,4 @@
-"""Vision-language models quantized: the language model by any method, the tower by those of vision models."""
+"""Vision-language models, quantized: the language model by any method, the tower by vision models' methods."""
 
 from __future__ import annotations
 

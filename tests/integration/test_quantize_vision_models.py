@@ -1,4 +1,4 @@
-"""Real vision models in few bits: photographs keep their classes, a page its text; steps equal ONNX Runtime's."""
+"""Real vision models, quantized: photographs keep their classes, a page its text; steps equal ONNX Runtime's."""
 
 from __future__ import annotations
 

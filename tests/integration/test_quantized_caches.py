@@ -1,4 +1,4 @@
-"""KV caches in int8 and fp8: of keys and values, of latent vectors, shared by layers, and next to recurrent states."""
+"""KV caches in int8 and fp8: keys and values, latent vectors, shared caches, next to recurrent states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that others quantized, as networks: the logits of transformers, and plans for the targets that can."""
+"""Checkpoints from other quantization tools as networks: transformers' logits, and plans for supported targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine shrinks as its weights do; what kernels add is a block's, whatever its matrices' size."""
+"""An engine shrinks with its weights; kernels add a constant per block, whatever the matrices' size."""
 
 from __future__ import annotations
 

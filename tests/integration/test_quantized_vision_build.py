@@ -1,4 +1,4 @@
-"""`trtkit build` of quantized vision models: how far engines shrink, what their bundles follow from."""
+"""`trtkit build` of quantized vision models: sizes of engines, and what their bundles depend on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes of engines for models whose recurrent layers take a limited number of new tokens at once."""
+"""Engine sizes for models whose recurrent layers limit the new tokens per call."""
 
 from __future__ import annotations
 

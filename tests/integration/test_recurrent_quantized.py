@@ -1,4 +1,4 @@
-"""Mixtures with recurrent layers, quantized: what transformers computes with the same matrices; networks build."""
+"""Quantized mixtures with recurrent layers: transformers' results with the same matrices; networks build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with recurrent states: a slot's state is that of its own tokens, whatever requests come and go."""
+"""Models with recurrent states: a slot's state depends only on its own tokens, however requests come and go."""
 
 from __future__ import annotations
 

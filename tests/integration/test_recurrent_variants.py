@@ -1,4 +1,4 @@
-"""Legal but unusual settings of families with recurrent states against transformers; those that are refused."""
+"""Unusual but legal settings of recurrent families against transformers; refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that cannot be served, that do not fit or that fail leave the others unharmed."""
+"""Requests that are invalid, too long or fail do not harm the others."""
 
 from __future__ import annotations
 

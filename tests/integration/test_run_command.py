@@ -1,4 +1,4 @@
-"""`trtkit run` as a user meets it: answers on stdout, drawn pictures, what is refused."""
+"""`trtkit run` for users: answers on stdout, drawn pictures, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trtkit run` and `predict` of a detector: thresholds, annotated videos, saved predictions, every form of picture."""
+"""`trtkit run` and `predict` of a detector: thresholds, annotated videos, saved predictions, all forms of pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules change who is next, and no token: preempted requests are saved on the host, or computed again."""
+"""Schedules change the order and no token: preempted requests are swapped out or recomputed."""
 
 from __future__ import annotations
 

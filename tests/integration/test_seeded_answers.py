@@ -1,4 +1,4 @@
-"""A seed's answers over a vocabulary of 49,152: rounding differs by rows, caches and ranks, the drawn tokens do not."""
+"""Seeded answers over 49,152 tokens: rounding differs by rows, caches and ranks, drawn tokens do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder of sentence-transformers becomes one engine, which takes texts and gives vectors or classes."""
+"""A sentence-transformers folder becomes one engine, from texts to vectors or classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trtkit simulate`: figures of a stated machine, what it refuses, and its page."""
+"""`trtkit simulate`: figures of a stated machine, refusals, and its page."""
 
 from __future__ import annotations
 

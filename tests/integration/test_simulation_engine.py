@@ -1,4 +1,4 @@
-"""The simulator does, step by step, what the real engine does with the same requests on the same clock."""
+"""The simulator matches the real engine step by step, on the same requests and clock."""
 
 from __future__ import annotations
 

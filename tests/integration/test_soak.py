@@ -1,4 +1,4 @@
-"""The benchmark's soak for 20 seconds: its clients, its canary, what it counts."""
+"""The soak benchmark for 20 seconds: its clients, its canary, its counts."""
 
 from __future__ import annotations
 

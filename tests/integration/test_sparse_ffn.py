@@ -1,4 +1,4 @@
-"""`llm.sparse_ffn` from a config to answers: measured, built, run and verified; and what it does not work with."""
+"""`llm.sparse_ffn` from config to answers: calibrated, built, run and verified; refused combinations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of which two in four are zero: made by SparseGPT, kept by quantization, checked before TensorRT is told."""
+"""2:4 sparse weights: made by SparseGPT, preserved by quantization, checked before TensorRT is told."""
 
 from __future__ import annotations
 

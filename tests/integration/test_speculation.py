@@ -1,4 +1,4 @@
-"""Guessing tokens ahead changes no token and no distribution."""
+"""Speculation changes no token and no distribution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models whose encoder reads text: encoder and decoder are two engines, and tokens are those of transformers."""
+"""Encoder-decoder models for text: encoder and decoder are two engines; tokens equal transformers'."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables in 80 columns: no line is longer, and long names and large numbers are wrapped, not cut."""
+"""Tables in 80 columns: no line is longer; long names and numbers are wrapped, not truncated."""
 
 from __future__ import annotations
 

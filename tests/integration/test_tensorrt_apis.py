@@ -1,4 +1,4 @@
-"""Full TensorRT's Python API against TensorRT-RTX's: docs/tensorrt-apis.md has every difference."""
+"""Full TensorRT's Python API against TensorRT-RTX's: docs/tensorrt-apis.md lists every difference."""
 
 from __future__ import annotations
 

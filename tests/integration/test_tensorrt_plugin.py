@@ -1,4 +1,4 @@
-"""Every op's plugin through TensorRT's own Python code: registration, shapes, types, start of the kernel, kernel."""
+"""Every op's plugin through TensorRT's own Python code: registration, shapes, types, launch, kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every text encoder computes what transformers does, texts of any length in one batch, and TensorRT-RTX builds it."""
+"""Every text encoder computes what transformers does, with mixed lengths in a batch, and TensorRT-RTX builds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guesses that form a tree: each sees the tokens of its own branch, as transformers does in a whole sequence."""
+"""Trees of guesses: each guess attends to its own branch, as transformers does in a whole sequence."""
 
 from __future__ import annotations
 

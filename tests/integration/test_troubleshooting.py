@@ -1,4 +1,4 @@
-"""Every error that the page on troubleshooting quotes is one that trtkit, or TensorRT, says."""
+"""Every error quoted in the troubleshooting guide is one of trtkit's or TensorRT's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code that a bundle names, or that lies in the current folder, runs only if the user asks for it."""
+"""Code named in a bundle, or in the current folder, runs only if the user asks for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trtkit verify` as a user meets it: exit codes, what is printed, what is kept."""
+"""`trtkit verify` for users: exit codes, output, files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A planted fp16 overflow is found, repaired, and the repair is tested before it is written."""
+"""A planted fp16 overflow is found and repaired, and the repair is tested before it is written."""
 
 from __future__ import annotations
 

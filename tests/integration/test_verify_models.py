@@ -1,4 +1,4 @@
-"""Real models on real images: the classes that the world agrees on, through the network that TensorRT builds."""
+"""Real models on real images: correct classes, from the network that TensorRT builds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trtkit verify` notices a mistake of any kind, whatever goes into a language model, by the check that is for it."""
+"""`trtkit verify` notices mistakes of every kind in every kind of language model, by the check for it."""
 
 from __future__ import annotations
 

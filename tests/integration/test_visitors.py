@@ -1,4 +1,4 @@
-"""Five people's first ten minutes, in the words of the README and of pages: who sees pictures, who generates text, who
+"""Five newcomers' first ten minutes, following the README and docs pages: who sees pictures, who generates text, who
 serves, who does research, and who has five minutes. The researcher's guide runs in `test_docs_pages`.
 """
 

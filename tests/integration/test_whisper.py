@@ -1,4 +1,4 @@
-"""A speech recognizer: encoder and decoder are two engines, and tokens are those of transformers."""
+"""Speech recognition: encoder and decoder are two engines; tokens equal transformers'."""
 
 from __future__ import annotations
 

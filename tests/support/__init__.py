@@ -1,1 +1,1 @@
-"""What tests share: small models of every kind, servers, references, decoders by transformers and by the executor."""
+"""Shared by tests: small models of every kind, servers, references, decoders in transformers and on the executor."""

@@ -24,7 +24,7 @@ def save_base(folder: Path, case: Case) -> Path:
 
 
 def save_adapter(folder: Path, hf: Any, seed: int = 0, **options: Any) -> Path:
-    """Write a random adapter of a model of transformers into `folder`; its sums change the model's answers."""
+    """Save a random adapter of a transformers model to `folder`, large enough to change the model's answers."""
     torch.manual_seed(seed)
     config = LoraConfig(**{"r": 4, "lora_alpha": 6, "init_lora_weights": False, **options})
     adapted = get_peft_model(deepcopy(hf), config)
@@ -37,7 +37,7 @@ def save_adapter(folder: Path, hf: Any, seed: int = 0, **options: Any) -> Path:
 
 
 def peft_logits(hf: Any, folder: Path, ids: torch.Tensor) -> torch.Tensor:
-    """Return PEFT's logits [B, S, V] of a model with an adapter that is not merged."""
+    """Return PEFT's logits [B, S, V] of a model with an unmerged adapter."""
     model = PeftModel.from_pretrained(deepcopy(hf), str(folder)).eval()
     with torch.inference_mode():
         logits: torch.Tensor = model(input_ids=ids.long()).logits
@@ -45,7 +45,7 @@ def peft_logits(hf: Any, folder: Path, ids: torch.Tensor) -> torch.Tensor:
 
 
 def greedy_tokens(hf: Any, folder: Path | None, prompt: list[int], count: int) -> list[int]:
-    """Return the tokens that PEFT's model finds most likely, one after another. folder: None for the model alone."""
+    """Return the greedy tokens of PEFT's model. folder: the adapter's; None for the model alone."""
     model = deepcopy(hf) if folder is None else PeftModel.from_pretrained(deepcopy(hf), str(folder))
     ids = torch.tensor([prompt])
     with torch.inference_mode():

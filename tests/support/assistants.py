@@ -1,4 +1,4 @@
-"""Tiny models of Gemma 4 with assistants, and folders of those."""
+"""Tiny Gemma 4 models with assistants (draft models that read the model's caches), and their folders."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ LAYERS: dict[str, Any] = {
     "hidden_size_per_layer_input": 0,
     "vocab_size_per_layer_input": 0,
 }
-"""Of an assistant of the tiny Gemma 4."""
+"""Config of an assistant for the tiny Gemma 4."""
 
 
 def assistant(layers: dict[str, Any] | None = None, **fields: Any) -> Gemma4AssistantForCausalLM:
-    """Return an assistant with random weights. layers, fields: changes of its layers' config, and of its own."""
+    """Return an assistant with random weights. layers, fields: changes to its text config and to its own config."""
     text = Gemma4TextConfig(**deepcopy({**LAYERS, **(layers or {})}))
     model = new_assistant(Gemma4AssistantConfig(text_config=text, **{"backbone_hidden_size": 42, **fields}))
     _randomize(model, 4)
@@ -85,7 +85,7 @@ def save_model(folder: Path, **changes: Any) -> Gemma4ForCausalLM:
 def networks(
     page_tokens: int | None, *, in_place: bool, has_tree: bool, is_packed: bool
 ) -> tuple[DecoderNetwork, DecoderNetwork]:
-    """Return the networks of the tiny Gemma 4 and its assistant. in_place: the model reads pages where they are."""
+    """Return the networks of the tiny Gemma 4 and its assistant. in_place: the model reads pages in place."""
     model, options = model_of(case_of("gemma4_text")), DecoderOptions(FP32, LENGTH, page_tokens=page_tokens)
     weights = find_weights(model.spec, model.checkpoint)
     with TemporaryDirectory() as folder:
@@ -106,7 +106,7 @@ def networks(
 def decoder_with_assistant(
     slots: int, pages: int | None, *, in_place: bool = False, has_tree: bool = False, is_packed: bool = False
 ) -> ReferenceDecoder:
-    """Return the tiny Gemma 4 with its assistant, in fp64. pages: of its caches; None for linear ones."""
+    """Return the tiny Gemma 4 with its assistant, in fp64. pages: number of pages; None for linear caches."""
     network, head = networks(
         None if pages is None else PAGE_TOKENS, in_place=in_place, has_tree=has_tree, is_packed=is_packed
     )

@@ -1,4 +1,4 @@
-"""Reports of benchmarks for tests of what reads them."""
+"""Benchmark reports, for tests of code that reads reports."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _COMMON: dict[str, Any] = {
 
 
 def timed(name: str, latencies: list[float]) -> TimedResult:
-    """Return a contender's figures whose calls took so many ms."""
+    """Return a contender's result. latencies: of its calls, in ms."""
     return TimedResult(
         contender=name,
         computes=f"{name} on CPU",
@@ -53,13 +53,13 @@ def timed(name: str, latencies: list[float]) -> TimedResult:
 
 
 def vision_report(*results: TimedResult, ratios: tuple[Any, ...] = (), **changes: Any) -> VisionReport:
-    """Return the report of a network with one case."""
+    """Return a network's report with a single case."""
     case = TimedCase(name="images 1x3", shapes={"images": (1, 3)}, batch=1, results=results, ratios=ratios)
     return VisionReport(**{**_COMMON, "rules": Rules(), "cases": (case,), **changes})
 
 
 def llm_report(*requests: RequestTimes) -> LlmReport:
-    """Return the report of a language model that one contender ran."""
+    """Return a language model's report with a single contender."""
     result = TextResult(
         contender="trtkit",
         computes="reference executor, CPU",

@@ -1,4 +1,4 @@
-"""Blocks for files of caches, and a process that writes them until it is killed."""
+"""Blocks for cache files, and a process that writes them until it is killed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ IDENTITY, LIMIT, SIZE = bytes(32), 3_000_000, 200_000
 
 
 def preimage_of(number: int) -> bytes:
-    """Return what the key of a block is the digest of."""
+    """Return the bytes whose digest is a block's key."""
     return number.to_bytes(8, "little")
 
 
@@ -20,7 +20,7 @@ def key_of(number: int) -> bytes:
 
 
 def block(number: int) -> bytes:
-    """Return a block, which its number tells."""
+    """Return the block with a number, which determines its content."""
     return key_of(number) * (SIZE // 32)
 
 

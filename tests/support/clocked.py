@@ -1,4 +1,4 @@
-"""A decoder on a virtual clock: what a call takes is stated, so schedules that measure do the same on any machine."""
+"""A decoder on a virtual clock, so that schedules that measure time behave alike on any machine."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class ClockedDecoder(ReferenceDecoder):
-    """A tiny llama in fp64 whose calls take `seconds_of(call)` on its clock, and no other time passes.
+    """A tiny Llama in fp64. Its clock advances by `seconds_of(call)` per call, and not otherwise.
 
-    pages: of its caches; None for slots.
+    pages: number of pages; None for slots.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class ClockedDecoder(ReferenceDecoder):
         return self.now_s
 
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
-        """Run new tokens, and let the clock go on."""
+        """Run new tokens, and advance the clock."""
         self.now_s += self._seconds_of(call)
         return super().forward(call, draw)
 
 
 def clocked_engine(slots: int, seconds_of: Callable[[Call], float] = lambda _: 1.0, **options: object) -> LLMEngine:
-    """Return an engine on such a decoder."""
+    """Return an engine on a ClockedDecoder."""
     decoder = ClockedDecoder(slots, seconds_of)
     return LLMEngine(decoder, EngineOptions(clock=decoder.clock, **options))  # type: ignore[arg-type]

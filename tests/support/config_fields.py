@@ -1,4 +1,4 @@
-"""Other values for every field of a config, old forms of rotary fields, and what transformers raises if it refuses."""
+"""Changed values for every config field, older forms of rotary fields, and the errors of transformers' refusals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.decoder_case import LLAMA3_ROPE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# What transformers raises for values that it does not take, by the depth at which it notices.
+# Errors of transformers for unsupported values, at whatever depth it notices them.
 REFUSALS = (
     StrictDataclassError,
     ArithmeticError,
@@ -25,7 +25,7 @@ REFUSALS = (
 
 
 def changes(value: object) -> Iterator[object]:
-    """Yield other values that a field might have."""
+    """Yield other values for a field."""
     if isinstance(value, bool):
         yield not value
     elif isinstance(value, int):
@@ -39,7 +39,7 @@ def changes(value: object) -> Iterator[object]:
 
 
 def changed_configs(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each field's name with what differs, fields inside mappings too."""
+    """Yield a field's name and changed values, for every field, including those in mappings."""
     for name, value in config.items():
         if name in {"model_type", "transformers_version"}:
             continue
@@ -69,12 +69,12 @@ OLD_ROPES: tuple[dict[str, Any], ...] = (
     *({"rope_scaling": scaling} for scaling in _SCALINGS),
     *({"rope_theta": 77.0, "rope_scaling": scaling} for scaling in _SCALINGS),
 )
-"""Rotary fields as files before transformers 5 state them."""
+"""Rotary fields in configs from before transformers 5."""
 _ROTARY = ("rope", "rotary", "partial_rotary")
 
 
 def rewritten_configs(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield configs of which a field is missing or null, or whose rotary fields are old ones, alone or with the new."""
+    """Yield configs with a missing or null field, or with older rotary fields, alone or next to the current ones."""
     for name in config.keys() - {"model_type", "transformers_version"}:
         yield f"without {name}", {key: value for key, value in config.items() if key != name}
         yield f"{name} null", {**config, name: None}

@@ -1,6 +1,6 @@
-"""The smallest set of decoder cases that has every value of every field of the specs, computed from the specs.
+"""A small set of decoder cases that covers every value of every spec field, computed from the specs.
 
-Properties of all families are tested on this set; `make slow` tests them on all cases.
+Properties of all families are tested on this set; `make slow` tests all cases.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig
 
-from trtkit.models.attention import AttentionSpec, LatentSpec, QueryGrowth, RelativeSpec
+from trtkit.models.attention import AttentionSpec, LatentSpec, QueryScaling, RelativeSpec
 from trtkit.models.registry import decoder_spec
 from trtkit.models.spec import LayerSpec
 from trtkit.sources.huggingface import auto_classes
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec
 
 Value = tuple[str, str, object]
-"""A dataclass, one of its fields, and the kind of a value that it has."""
-# Names of families and of weights: no two families have the same, and networks do not depend on them.
+"""A dataclass, one of its fields, and the kind of its value."""
+# Names of families and weights: they are unique to each family, and networks do not depend on them.
 NAMES = {"DecoderSpec": {"model_type", "names", "prefix", "unused", "table_copies"}}
-# How keys and values are made before a cache holds them, and what becomes of the heads' outputs.
+# How keys and values are computed before they are cached, and what happens to the heads' outputs.
 _PROJECTED = {
     "AttentionSpec": {
         *("qkv", "has_qkv_bias", "has_key_bias", "has_output_bias", "norm", "qk_norm", "is_rotated_first", "qkv_clip"),
@@ -35,14 +35,14 @@ _PROJECTED = {
     },
     "LatentSpec": {"query_rank"},
 }
-# What caches hold, and what attention reads of them: windows, pages and trees depend on nothing else.
+# What caches contain and what attention reads of them: windows, pages and trees depend on nothing else.
 CACHED = {
     (part.__name__, field.name)
-    for part in (LayerSpec, AttentionSpec, LatentSpec, RelativeSpec, QueryGrowth)
+    for part in (LayerSpec, AttentionSpec, LatentSpec, RelativeSpec, QueryScaling)
     for field in fields(part)
     if field.name not in _PROJECTED.get(part.__name__, ())
 }
-# What the run time is given of a model, besides caches and states, is positions; windows follow from what layers see.
+# The run time depends on caches, states and positions; windows are already in CACHED.
 STEPPED = CACHED | {("RopeSpec", "sections")}
 SEEN = {("DecoderSpec", "layers")} | {
     ("AttentionSpec", name) for name in ("sliding_window", "chunk", "has_alibi", "relative")
@@ -52,8 +52,8 @@ auto_classes.register()
 
 @cache
 def spec_of(case: Case) -> DecoderSpec:
-    """Return the case's spec without making its model."""
-    config = AutoConfig.for_model(case.model_type, **deepcopy(case.config))  # some change their arguments
+    """Return the case's spec without creating its model."""
+    config = AutoConfig.for_model(case.model_type, **deepcopy(case.config))  # some configs modify their arguments
     return decoder_spec({**config.to_dict(), "model_type": case.model_type})
 
 
@@ -77,9 +77,9 @@ def _values(spec: Any) -> Iterator[Value]:
 
 
 def _kind(value: object) -> object:
-    """Return what stands for a value: the size of a number hardly matters, all else does.
+    """Return a value's kind: numbers' magnitudes hardly matter, everything else does.
 
-    A sequence counts by whether its items are alike, and strings in it by what they say.
+    A sequence's kind depends on whether its items are alike, and on its strings.
     """
     if isinstance(value, (bool, str)) or value is None:
         return value
@@ -92,9 +92,9 @@ def _kind(value: object) -> object:
 
 
 def covering(cases: Iterable[Case], values: Callable[[Case], Iterable[Value]] = values_of) -> list[Case]:
-    """Return few of the cases that have every value of all: each adds the most that those before lack.
+    """Return few cases that have all values of all cases, chosen greedily: each adds the most missing values.
 
-    The order of `cases` breaks ties. Those that others came to cover are left out again.
+    The order of `cases` breaks ties. Cases that later ones make redundant are dropped.
     """
     rest = {case: set(values(case)) for case in cases}
     missing, chosen = set().union(*rest.values()), []
@@ -110,9 +110,9 @@ def covering(cases: Iterable[Case], values: Callable[[Case], Iterable[Value]] = 
 
 
 def in_covering_set_of(cases: Iterable[Case], parts: Iterable[tuple[str, str]] = ()) -> Callable[..., bool]:
-    """Return whether a case, the first of a test's parameters, is in the covering set of `cases`; for `slow_unless`.
+    """Return a predicate for `slow_unless`: whether a test's first parameter is in the covering set of `cases`.
 
-    parts: the dataclasses and their fields that the tested property depends on; all if there are none.
+    parts: the (dataclass, field) pairs that the tested property depends on; empty for all.
     """
     read = frozenset(parts)
 

@@ -1,4 +1,4 @@
-"""ONNX models with operators that TensorRT lacks."""
+"""ONNX models with DeformConv, which TensorRT lacks: ONNX's and mmcv's nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _generator = np.random.default_rng(0)
 
 
 def deform_conv(layers: int = 2, opset: int = 19, channels: int = 6, **attributes: Any) -> onnx.ModelProto:
-    """Return a chain of layers, each a convolution that makes offsets and mask, and DeformConv after it."""
+    """Return a chain of layers: convolutions compute offsets and mask for a DeformConv."""
     chain = _Model()
     x = "x"
     for layer in range(layers):
@@ -26,7 +26,7 @@ def deform_conv(layers: int = 2, opset: int = 19, channels: int = 6, **attribute
 
 
 def mmcv_deform_conv(layers: int = 2, opset: int = 11, channels: int = 6, **attributes: Any) -> onnx.ModelProto:
-    """Return the same chain with mmcv's node, of whose output ONNX knows nothing."""
+    """Return the same chain with mmcv's node, whose output shape ONNX cannot infer."""
     chain = _Model()
     x = "x"
     convolution = {
@@ -47,7 +47,7 @@ def mmcv_deform_conv(layers: int = 2, opset: int = 11, channels: int = 6, **attr
 
 
 class _Model:
-    """Nodes and weights."""
+    """Nodes and weights of a model under construction."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -65,7 +65,7 @@ class _Model:
         return name
 
     def offsets(self, x: str, channels: int, layer: int) -> tuple[str, str]:
-        """Add the convolutions that make offsets and mask."""
+        """Add the convolutions that compute offsets and mask."""
         convolutions = []
         for name, count in (("offset", 18), ("mask", 9)):
             inputs = [x, self.weight(f"{name}_w{layer}", count, channels, 3, 3)]

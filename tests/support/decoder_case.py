@@ -1,4 +1,4 @@
-"""What tiny models of decoder families are made of: sizes, rotary embeddings, experts."""
+"""Building blocks of decoder cases: the dataclass, common sizes, rotary embeddings, experts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Case:
-    """A model with random weights. config: what `AutoConfig.for_model` takes besides `model_type`.
+    """A tiny model with random weights. config: arguments of `AutoConfig.for_model` besides `model_type`.
 
-    attention: transformers' implementation to compare with.
+    attention: the attention implementation of transformers to compare with.
     """
 
     name: str
@@ -46,7 +46,7 @@ LLAMA3_ROPE = {
 
 
 def case(name: str, model_type: str, *without: str, **changes: Any) -> Case:
-    """Return a case with SIZES, without the fields a family lacks, with changes."""
+    """Return a case with SIZES and `changes`. without: fields that the family lacks."""
     kept = {key: value for key, value in SIZES.items() if key not in without}
     return Case(name, model_type, {**kept, **changes})
 
@@ -87,7 +87,7 @@ XGLM_SIZES = {
     "num_layers": 2,
     "attention_heads": 6,
     "max_position_embeddings": 64,
-    "pad_token_id": 5,  # zeroes the vector of position 3
+    "pad_token_id": 5,  # zeroes the embedding of position 3
 }
 LATENT = {
     "num_key_value_heads": None,

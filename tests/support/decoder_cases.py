@@ -1,4 +1,4 @@
-"""Tiny models of every decoder family: odd sizes, grouped heads where the family has them."""
+"""Tiny models of every decoder family, with odd sizes, and grouped-query heads if the family has them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.latent_cases import LATENT_CASES
 from tests.support.mixture_cases import MIXTURE_CASES
 from tests.support.recurrent_cases import RECURRENT
 
-# transformers 5.23 adds ALiBi twice in its eager attention: to the scores, and to the mask.
+# transformers 5.23 adds ALiBi twice in its eager attention: to the scores and to the mask.
 FALCON_ALIBI = replace(
     case("falcon-alibi", "falcon", *NO_SIZE, num_attention_heads=4, hidden_size=48, multi_query=False, alibi=True),
     attention="sdpa",

@@ -1,4 +1,4 @@
-"""Cases of decoders with other settings: how far they are from transformers, and what refuses them."""
+"""Decoder cases with other settings: their errors against transformers, or trtkit's refusal."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}
-# Cases with little else of their own, by what can be changed: whose rotation is stated once, whose heads form groups,
-# and whose head is tied or not.
+# Plain cases by what can be changed: those with one rotary embedding, with grouped-query heads, and with a tied or
+# untied LM head.
 _ROTATED = (
     "apertus", "arcee", "bitnet", "cohere", "cohere2", "cwm", "ernie4_5", "exaone4", "gemma", "gemma2", "glm", "glm4",
     "granite", "helium", "jais2", "mistral", "mixtral", "nanochat", "olmo", "olmo2", "phi", "qwen2", "qwen2_moe",
@@ -42,13 +42,13 @@ COMMON: list[tuple[str, dict[str, Any]]] = [
     *((name, UNTIED) for name in _TIED),
     *((name, TIED) for name in _UNTIED),
 ]
-"""Settings that most families have, as many as the others' own."""
+"""Changes of settings that most families have."""
 IDS = torch.randint(3, 67, (2, 21), generator=torch.Generator().manual_seed(1))
 _BY_NAME = {case.name: case for case in CASES}
 
 
 def error_of_logits(name: str, changes: dict[str, Any]) -> float:
-    """Return the relative error of a case's logits with other settings."""
+    """Return the relative error of the logits of a case with `changes`."""
     model = variant(name, changes)
     runner = executor_of(model, FP32)
     runner.reset(2)
@@ -56,13 +56,13 @@ def error_of_logits(name: str, changes: dict[str, Any]) -> float:
 
 
 def refusal(name: str, changes: dict[str, Any]) -> str:
-    """Return what a case with other settings is refused with."""
+    """Return the error that refuses a case with `changes`."""
     with pytest.raises(SourceError) as caught:
         _ = model_of(variant(name, changes)).spec
     return str(caught.value)
 
 
 def variant(name: str, changes: dict[str, Any]) -> Case:
-    """Return a case with other settings."""
+    """Return a case with `changes`."""
     case = _BY_NAME[name]
     return replace(case, name=f"{name} {changes}", config={**case.config, **changes})

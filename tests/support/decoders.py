@@ -1,4 +1,4 @@
-"""Run decoders by transformers and by the reference executor on the same random weights."""
+"""Runs decoders in transformers and on the reference executor with the same random weights."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 T = 32
 """Length of the caches."""
 BUFFERS = ("e_score_correction_bias", "layer_scalar")
-"""Weights of checkpoints that modules hold as buffers."""
+"""Checkpoint weights that modules hold as buffers."""
 transformers_logging.disable_progress_bar()
 torch.set_num_threads(1)
 auto_classes.register()
@@ -55,7 +55,7 @@ auto_classes.register()
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A model of transformers, its config.json and its checkpoint as they are on disk."""
+    """A transformers model, with its config.json and its checkpoint as they are saved."""
 
     hf: Any
     config: dict[str, Any]
@@ -66,7 +66,7 @@ class Model:
         return decoder_spec(self.config)
 
     def logits(self, ids: torch.Tensor, dtype: DType = FP32) -> torch.Tensor:
-        """Return fp32 logits [B, S, V] of weights that were rounded to `dtype`."""
+        """Return fp32 logits [B, S, V], computed with weights rounded to `dtype`."""
         rounded = {name: value.to(getattr(torch, dtype.torch)).float() for name, value in self.hf.state_dict().items()}
         with torch.inference_mode():
             return torch.func.functional_call(self.hf, rounded, (ids.long(),), tie_weights=False).logits
@@ -74,9 +74,9 @@ class Model:
 
 @cache
 def model_of(case: Case) -> Model:
-    """Return the case's model with every weight random, norms and biases too."""
+    """Return the case's model with all weights random, norms and biases included."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(case.model_type, **deepcopy(case.config))  # some change their arguments
+    config = AutoConfig.for_model(case.model_type, **deepcopy(case.config))  # some configs modify their arguments
     hf = AutoModelForCausalLM.from_config(
         config, attn_implementation=case.attention, experts_implementation="eager"
     ).eval()
@@ -108,14 +108,14 @@ def graph_of(model: Model, options: DecoderOptions) -> Graph:
 
 @cache
 def executor_of(case: Case, dtype: DType) -> Runner:
-    """Return the case's network, ready to run with all logits."""
+    """Return a runner of the case's network, with logits of all tokens."""
     return Runner(graph_of(model_of(case), DecoderOptions(dtype, T, has_all_logits=True)))
 
 
 def through_a_file(layers: LayerGraph) -> LayerGraph:
-    """Return a network's layers as a bundle holds them: written to a file and read from it, equal as data.
+    """Return a network's layers as a bundle stores them: written to a file and read back, equal as data.
 
-    Equal data on one executor gives equal bits, so what is tested of these layers is true of the written network.
+    Equal data on one executor gives equal bits, so tests of these layers hold for the written network.
     """
     with TemporaryDirectory() as folder:
         files = LayerFiles(Path(folder) / "m.layers.json", ())
@@ -126,14 +126,14 @@ def through_a_file(layers: LayerGraph) -> LayerGraph:
 
 
 def read_network(network: DecoderNetwork) -> DecoderNetwork:
-    """Return a language model's network with its layers read from a file."""
+    """Return a language model's network with its layers read back from a file."""
     return replace(network, layers=through_a_file(network.layers))
 
 
 class Runner:
-    """A network, read from a file of its layers, with caches for some slots.
+    """A network, read back from a file of its layers, with caches for some slots.
 
-    rank: its place in a group, if several ranks share the model.
+    rank: this rank in its group, if several ranks share the model.
     """
 
     def __init__(self, graph: Graph, rank: Rank | None = None) -> None:
@@ -142,9 +142,9 @@ class Runner:
         self.reset(1)
 
     def reset(self, slots: int, readable: int = 1 << 20) -> None:
-        """Empty the caches. What a slot does not hold yet is large, so that reading it shows.
+        """Empty the caches. Entries without tokens are set to large numbers, so that reading them shows.
 
-        readable: how many tokens of a slot may be read at all; the rest is not a number, even where it is masked.
+        readable: how many entries per slot may be read at all; the others are NaN, which shows even if masked.
         """
         specs = [spec for spec in self.inputs if spec.is_kept]
         self._cache = {
@@ -158,13 +158,13 @@ class Runner:
             if spec.feeder == "cache":
                 array[:, :, readable:] = math.nan
             else:
-                array[:] = math.nan  # a state that a sequence begins with is not read at all
+                array[:] = math.nan  # a new sequence must not read its state
         self.lengths = [0] * slots
 
     def step(
         self, ids: torch.Tensor, counts: list[int] | None = None, on_tensor: Any = None, **more: Any
     ) -> dict[str, torch.Tensor]:
-        """Give ids [B, S] to the slots; counts: how many of a slot's ids are tokens, the rest is padding."""
+        """Run ids [B, S] in the slots. counts: how many of each slot's ids are tokens; the rest is padding."""
         size = ids.shape[1]
         first = torch.tensor(self.lengths, dtype=torch.int32)
         counts = counts or [size] * len(ids)
@@ -184,7 +184,7 @@ class Runner:
         return outputs
 
     def read_bytes(self, ids: torch.Tensor, pattern: str) -> int:
-        """Return the bytes of all tensors of a step whose names end as `pattern` says."""
+        """Return the bytes of all tensors of a step whose names match `pattern` at the end."""
         sizes: list[int] = []
 
         def measure(name: str, value: torch.Tensor) -> None:
@@ -195,10 +195,10 @@ class Runner:
 
 
 def builds(graph: Graph, capabilities: Sequence[int] = (), *, has_decode: bool = False) -> bool:
-    """Whether TensorRT-RTX builds the network, for 1 to 4 slots and up to T new tokens.
+    """Whether TensorRT-RTX builds the network for 1 to 4 slots and up to T new tokens.
 
-    capabilities: compute capabilities to build for; all that it knows where none is named.
-    has_decode: with a second profile, of one new token.
+    capabilities: compute capabilities to build for; empty for all that it supports.
+    has_decode: adds a second profile, for one new token.
     """
     config = graph.builder.create_builder_config()
     for shapes in _profiles(graph)[: 1 + has_decode]:
@@ -216,7 +216,7 @@ def builds(graph: Graph, capabilities: Sequence[int] = (), *, has_decode: bool =
 
 
 def _profiles(graph: Graph) -> list[dict[str, tuple[tuple[int, ...], ...]]]:
-    """Return the smallest, typical and largest shape of each input, in calls for prompts and in decode steps."""
+    """Return the min, opt and max shape of each input, for prefill and for decode."""
     if takes_packed_calls(graph.inputs):
         has_adapters = any(spec.feeder == "adapter" for spec in graph.inputs)
         lora = LoraOptions(max_rank_sum=24) if has_adapters else None
@@ -241,6 +241,6 @@ def _profiles(graph: Graph) -> list[dict[str, tuple[tuple[int, ...], ...]]]:
 
 
 def relative_rms(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Return ||got - want|| / ||want||; infinite where anything is not a number."""
+    """Return ||got - want|| / ||want||; infinite if anything is NaN."""
     error = (torch.linalg.norm((got - want).double()) / torch.linalg.norm(want.double())).item()
     return float("inf") if math.isnan(error) else error

@@ -1,4 +1,4 @@
-"""A deployment that is killed; imported by its process, so it imports little."""
+"""A deployment that kills itself midway. Runs in a child process, so it imports little."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHANGES = {"os.rename", "os.mkdir", "os.link", "os.remove", "os.rmdir", "open"}
 
 
 def deploy_up_to(models: Sequence[DeployedModel], repository: Path, step: int) -> None:
-    """Deploy, and kill this process before its `step`-th change to a file."""
+    """Deploy, and kill this process before its `step`-th change of a file."""
     done = 0
 
     def kill(event: str, arguments: tuple[object, ...]) -> None:

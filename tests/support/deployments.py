@@ -1,4 +1,4 @@
-"""Bundles to deploy: a tiny classifier of images, and what a full TensorRT would have built."""
+"""Bundles to deploy: a tiny image classifier, and bundles that full TensorRT seems to have built."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def build(config: Path, bundle: Path, *words: str) -> Path:
 
 
 def relist(bundle: Path, name: str) -> Path:
-    """Note a file that a test changed in the manifest, as if it had been built so; return the bundle."""
+    """Update the manifest's entry of a file that a test changed; return the bundle."""
     file = bundle / "manifest.json"
     manifest = json.loads(file.read_text())
     for record in manifest["files"]:
@@ -56,9 +56,9 @@ def relist(bundle: Path, name: str) -> Path:
 
 
 def as_tensorrt(bundle: Path, version: str = TENSORRT, *, has_plugins: bool = False) -> Path:
-    """Change the manifest so that full TensorRT seems to have built the bundle; its plans stay what they are.
+    """Change the manifest so that full TensorRT seems to have built the bundle; plans are unchanged.
 
-    has_plugins: leave out the layers, as for networks with plugins: only that library can run those.
+    has_plugins: removes the layers, as if the network had plugins, which only TensorRT can run.
     """
     file = bundle / "manifest.json"
     manifest = json.loads(file.read_text())
@@ -71,7 +71,7 @@ def as_tensorrt(bundle: Path, version: str = TENSORRT, *, has_plugins: bool = Fa
 
 
 def deployed(trtkit: Callable[..., Ran], *words: object) -> Any:
-    """Deploy to the repository `models`; return what `--json` prints."""
+    """Deploy to the repository `models`; return the JSON result."""
     ran = trtkit("deploy", *words, "--repository", "models", "--json")
     assert ran.code == 0, ran.err
     return ran.json()

@@ -1,4 +1,4 @@
-"""Tiny models of families that vary others: Granite, Llama, Gemma 2, OLMo, EXAONE, Qwen 3."""
+"""Tiny models of families derived from others: Granite, Llama, Gemma 2, OLMo, EXAONE, Qwen 3."""
 
 from __future__ import annotations
 

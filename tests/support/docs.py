@@ -1,12 +1,11 @@
-"""Run the commands and programs of a page, and compare what they print with what the page shows.
+"""Runs the commands and programs of a docs page, and compares their output with what the page shows.
 
-A page is a story: its ```bash and ```python blocks run in order, in one shell, in one folder. A block behind them shows
-what they print on stdout:
+A page's ```bash and ```python blocks run in order, in one shell and one folder. A block after them shows their stdout:
 
-```text    as it stands; a line `...` stands for any lines. What an earlier test has built is restored: that is `built`.
-```output  the same, but figures are measured: only the words around them are compared.
+```text    exact; a line `...` matches any lines. Bundles that an earlier test built are restored, which prints `built`.
+```output  likewise, but numbers are measurements: only the words around them are compared.
 
-```console and ```py are neither run nor compared: what needs a machine of the reader's own, or is a part of a program.
+```console and ```py blocks are not run: they need the reader's machine, or are parts of a program.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ class Block:
 
 
 def blocks(page: Path, *languages: str) -> list[Block]:
-    """Return a page's blocks in `languages`, all of them where none is named."""
+    """Return a page's blocks in `languages`, or all of them."""
     fenced = [Block(language, text) for language, text in _FENCE.findall(page.read_text(encoding="utf-8"))]
     return [block for block in fenced if not languages or block.language in languages]
 
 
 def queried_metrics(row: int) -> set[str]:
-    """Return the metrics that a row of docs/grafana.json names."""
+    """Return the metrics in the queries of a row of docs/grafana.json."""
     panels = json.loads((DOCS / "grafana.json").read_text(encoding="utf-8"))["panels"]
     starts = [index for index, panel in enumerate(panels) if panel["type"] == "row"] + [len(panels)]
     queries = [target["expr"] for panel in panels[starts[row] + 1 : starts[row + 1]] for target in panel["targets"]]
@@ -53,14 +52,14 @@ def queried_metrics(row: int) -> set[str]:
 
 
 def exported_metrics(text: str) -> set[str]:
-    """Return the names of the series in what a server's /metrics answers, those without a value yet among them."""
+    """Return the names of all series in the text of /metrics, including those without values yet."""
     declared = re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE)
     series = set(re.findall(r"^(\w+)(?:\{| )", text, re.MULTILINE))
     return series | {name + end for name, kind in declared for end in (["_bucket"] if kind == "histogram" else [""])}
 
 
 def run_script(script: str, folder: Path) -> str:
-    """Run `script` in `folder`, where `examples` leads to the checkout's, up to its first failure. Returns stdout."""
+    """Run `script` in `folder`, with a link to the checkout's `examples`, until its first failure. Returns stdout."""
     if not (folder / "examples").exists():
         (folder / "examples").symlink_to(ROOT / "examples")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -72,9 +71,9 @@ def run_script(script: str, folder: Path) -> str:
 
 
 def run_page(page: Path, folder: Path, changes: dict[str, str] | None = None) -> str:
-    """Run a page in `folder` and compare what it shows. Returns all that was printed.
+    """Run a page in `folder` and compare the output with what it shows. Returns all output.
 
-    changes: texts of the page to replace, such as a port that is taken or a model that the test has not.
+    changes: texts of the page to replace, such as a port that is in use or a model that the test lacks.
     """
     story = blocks(page, *_RUN, *_SHOWN)
     lines = [_STOP_ALL]
@@ -93,7 +92,7 @@ def run_page(page: Path, folder: Path, changes: dict[str, str] | None = None) ->
 
 
 def _compare(page: Path, story: list[Block], printed: str) -> None:
-    """Check every shown block against what the block that ran before it printed."""
+    """Check every shown block against the output of the block before it."""
     last = ""
     for number, block in enumerate(story):
         if block.language in _RUN:
@@ -104,7 +103,7 @@ def _compare(page: Path, story: list[Block], printed: str) -> None:
 
 
 def first_missing(shown: str, printed: str, *, is_measured: bool) -> str | None:
-    """Return the first line of `shown` that is not in `printed` in its place, None where all are."""
+    """Return the first line of `shown` that `printed` lacks at its position; None if all are there."""
     have = [_plain(line, is_measured) for line in printed.splitlines()]
     place, is_gap = 0, True
     for line in shown.splitlines():
@@ -120,7 +119,7 @@ def first_missing(shown: str, printed: str, *, is_measured: bool) -> str | None:
 
 
 def _plain(line: str, is_measured: bool) -> str:
-    """Return a line without its ends, and without figures and the widths of columns where they are measured."""
+    """Return a stripped line; if measured, without numbers and widths of columns."""
     if not is_measured:
         return line.rstrip()
     words = _FIGURE.sub("#", line).replace("~", " ").replace("-", " ")

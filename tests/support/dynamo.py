@@ -30,13 +30,13 @@ OK = '{"status":"ok"}'
 
 @dataclass(frozen=True)
 class Served:
-    """A running fleet, and what its processes have printed."""
+    """A running fleet, and the output of its processes."""
 
     fleet: LocalFleet
     log: list[str]
 
     def client(self) -> OpenAI:
-        """Return a client that tries once."""
+        """Return a client without retries."""
         return OpenAI(base_url=self.fleet.options.url, api_key="none", timeout=TIMEOUT_S, max_retries=0)
 
     def metric(self, name: str) -> float:
@@ -44,21 +44,21 @@ class Served:
         return sum(self._metric(number, name) for number in range(len(self.fleet.workers)))
 
     def busy_slots(self, number: int) -> int:
-        """Return how many slots of a worker have a sequence in them."""
+        """Return how many slots of a worker are in use."""
         return int(self._metric(number, "slots_busy"))
 
     def known_workers(self) -> int:
-        """Return how many workers the frontend sends requests to."""
+        """Return how many workers the frontend knows."""
         root = self.fleet.options.url.removesuffix("/v1")
         with urllib.request.urlopen(f"{root}/health", timeout=TIMEOUT_S) as answer:
             return sum(each["endpoint"] == "generate" for each in json.load(answer)["instances"])
 
     def update(self, number: int, name: str, **body: object) -> str:
-        """Return what a worker's own port answers to an update by whoever knows the token."""
+        """Send an authorized update to a worker's own port; return its answer."""
         return self.ask_worker(number, f"engine/update/{name}", {"token": self.fleet.admin_token, **body})[1]
 
     def ask_worker(self, number: int, path: str, body: object = None, **headers: str) -> tuple[int, str]:
-        """Return status and text of a worker's own port, by POST if there is a body."""
+        """Request a path on a worker's own port, by POST if there is a body; return status and text."""
         address = f"http://127.0.0.1:{self.fleet.workers[number].health_port}/{path}"
         data = None if body is None else json.dumps(body).encode()
         return ask(urllib.request.Request(address, data, {"Content-Type": "application/json", **headers}))
@@ -72,7 +72,7 @@ class Served:
 
 
 def ask(request: urllib.request.Request) -> tuple[int, str]:
-    """Return status and text of what a server answers."""
+    """Return the status and text of a server's answer."""
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             return answer.status, answer.read().decode()
@@ -82,7 +82,7 @@ def ask(request: urllib.request.Request) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def serving(bundle: Path, *more: Path, **options: Any) -> Iterator[Served]:
-    """Serve a bundle as MODEL, and more by their folders' names; the fleet ends with the block."""
+    """Serve a bundle as MODEL, and others by their folders' names, until the block ends."""
     log: list[str] = []
     names = serving_fields("serve").keys() & options.keys()
     worker = ServingOptions.for_server(**{name: options.pop(name) for name in names})
@@ -96,7 +96,7 @@ def serving(bundle: Path, *more: Path, **options: Any) -> Iterator[Served]:
 
 
 def wait_until(is_done: Callable[[], bool]) -> None:
-    """Wait for what must come to be."""
+    """Wait until a condition holds; fail after a timeout."""
     end = time.monotonic() + TIMEOUT_S
     while not is_done():
         assert time.monotonic() < end, "waited in vain"

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads in torch, of transformers' own Llama layers, and their folders in both published formats."""
+"""EAGLE-3 heads in torch, made of transformers' Llama layers, and their folders in both published formats."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OWN = ("norm_before_residual", "norm_before_fc", "norm_output", "target_hidden_
 
 
 class Head(nn.Module):
-    """A head with random weights. fields: of its config.json, in SafeAILab's format."""
+    """A head with random weights. fields: its config.json, in SafeAILab's format."""
 
     def __init__(self, fields: dict[str, Any], *, fc_bias: bool = False, layers: int = 3) -> None:
         super().__init__()
@@ -46,11 +46,11 @@ class Head(nn.Module):
             nn.init.normal_(weight, center, 1.5 * weight.shape[-1] ** -0.5 if is_matrix else 0.3)
 
     def fuse(self, hidden: Tensor) -> Tensor:
-        """Project hidden states of the model's layers, side by side [B, S, 3 * D']."""
+        """Project the model's concatenated hidden states [B, S, 3 * D']."""
         return self.fc(hidden if self.input_norm is None else self.input_norm(hidden))
 
     def forward(self, ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits [B, S, V'] and the hidden states [B, S, D] that the next guesses are made from."""
+        """Return logits [B, S, V'] and the hidden states [B, S, D] for the next guess."""
         layer, count = self.midlayer, ids.shape[1]
         positions = self.rotary(hidden, torch.arange(count)[None])
         mask = torch.full((count, count), torch.finfo(hidden.dtype).min, dtype=hidden.dtype).triu(1)[None, None]
@@ -78,7 +78,7 @@ def fields_of(vocab_size: int, **changes: Any) -> dict[str, Any]:
 
 
 def save_head(folder: Path, head: Head, ids: list[int] | None = None, *, is_nested: bool = False) -> Path:
-    """Write a head's folder. ids: the model's token of each of the head's. is_nested: as `speculators` writes it."""
+    """Write a head's folder. ids: the model's ids of the head's tokens. is_nested: in the format of `speculators`."""
     folder.mkdir(parents=True, exist_ok=True)
     fields, layer = dict(head.fields), "layers.0." if is_nested else "midlayer."
     if is_nested:
@@ -102,5 +102,5 @@ def save_head(folder: Path, head: Head, ids: list[int] | None = None, *, is_nest
 
 
 def fields_vocab(fields: dict[str, Any]) -> int:
-    """Return the size of the model's vocabulary that a config.json states."""
+    """Return the size of the model's vocabulary in a config.json."""
     return int(fields.get("transformer_layer_config", fields)["vocab_size"])

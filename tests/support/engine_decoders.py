@@ -1,6 +1,6 @@
-"""Decoders of every family as bundles, and greedy steps that mix slots.
+"""Bundles of every decoder family, and greedy steps that mix slots.
 
-Processes of ranks import this for `greedy` alone, so what imports transformers belongs inside the functions.
+Rank processes import this only for `greedy`, so imports of transformers belong inside functions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def config_of(case: Case, folder: Path, precision: str = "fp32", **options: Any) -> ModelConfig:
-    """Return the config of a family's tiny model, which is saved below `folder`. options: of `llm`."""
+    """Save a case's model below `folder`; return its config. options: of `llm`."""
     from tests.support import tiny_llm
     from tests.support.decoders import model_of
     from trtkit.config.schema import ModelConfig
@@ -35,7 +35,7 @@ def config_of(case: Case, folder: Path, precision: str = "fp32", **options: Any)
 
 
 def bundle_of(case: Case, folder: Path, precision: str = "fp32", **options: Any) -> Bundle:
-    """Build it."""
+    """Build the bundle of `config_of`."""
     from trtkit.builder.build import build_bundle
     from trtkit.jobs.runner import new_runner
 
@@ -44,7 +44,7 @@ def bundle_of(case: Case, folder: Path, precision: str = "fp32", **options: Any)
 
 
 def greedy(execution: DecoderExecution, prompts: np.ndarray, steps: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return tokens and logits of `steps` tokens for prompts [R, S]; every other step runs slot 0 by itself, last."""
+    """Return the tokens and logits of greedy steps after prompts [R, S]. Every other step runs slot 0 alone, last."""
     rows, length = prompts.shape
     starts, counts = np.zeros(rows, np.int64), np.full(rows, length)
     logits = _last(execution.forward(Call(0, prompts, starts, counts)))

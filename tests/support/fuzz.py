@@ -1,4 +1,4 @@
-"""Change data in ways that accidents and attackers do, by a seed; and run readers on it within a time and a memory."""
+"""Seeded corruption of data, as by accidents and attackers; and limits of time and memory for readers of such data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SECONDS, _BYTES = 5.0, 3 << 30
 
 
 class HangError(BaseException):
-    """What was read took too long; no reader takes it for a fault of the file."""
+    """Reading took too long. A BaseException, so that readers do not report it as an error of the file."""
 
 
 def json_changes(data: Any, count: int, seed: int = 0) -> Iterator[Any]:
@@ -43,7 +43,7 @@ def json_changes(data: Any, count: int, seed: int = 0) -> Iterator[Any]:
 
 
 def byte_changes(data: bytes, count: int, seed: int = 0, reach: int = 0) -> Iterator[bytes]:
-    """Yield copies of a file, each cut short or with some bytes changed. reach: how many of the first, 0 for all."""
+    """Yield copies of a file, each truncated or with some bytes changed. reach: only the first ones; 0 for all."""
     draw, reach = random.Random(seed), min(reach or len(data), len(data))
     for _ in range(count):
         changed = bytearray(data)
@@ -74,7 +74,7 @@ def message_changes(message: Message, count: int, seed: int = 0) -> Iterator[Mes
 
 
 def text_of(data: Any) -> str:
-    """Return JSON with numbers that Python's own writer refuses."""
+    """Return JSON text, including numbers that Python's writer refuses."""
     try:
         return json.dumps(data)
     except ValueError:
@@ -82,7 +82,7 @@ def text_of(data: Any) -> str:
 
 
 def must_end(read: Callable[[], object], what: object) -> None:
-    """Call `read`, which has to return or raise one of our errors, soon and in little memory."""
+    """Call `read`, which must return or raise a TrtkitError, quickly and with little memory."""
     try:
         with _limits(), contextlib.suppress(TrtkitError):
             read()
@@ -92,7 +92,7 @@ def must_end(read: Callable[[], object], what: object) -> None:
 
 @contextlib.contextmanager
 def _limits() -> Iterator[None]:
-    """Raise HangError after some seconds, MemoryError beyond some GiB more than the process has."""
+    """Raise HangError after some seconds, and MemoryError if the process grows by some GiB."""
 
     def stop(*_: object) -> None:
         raise HangError
@@ -110,7 +110,7 @@ def _limits() -> Iterator[None]:
 
 
 def _change(data: Any, draw: random.Random) -> None:
-    """Change one value somewhere inside a mapping or a list."""
+    """Change one value anywhere inside a mapping or a list."""
     while True:
         keys = list(data) if isinstance(data, dict) else list(range(len(data)))
         if not keys:
@@ -133,7 +133,7 @@ def _change(data: Any, draw: random.Random) -> None:
 
 
 def _fields(message: Message) -> Iterator[tuple[Message, Any]]:
-    """Yield each field that is set, with the message that has it."""
+    """Yield each field that is set, with its message."""
     for field, value in message.ListFields():
         yield message, field
         if field.type == field.TYPE_MESSAGE:

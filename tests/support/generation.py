@@ -28,9 +28,9 @@ MAX_PREFILL = 16
 EOS = 2
 SLOTS = 4
 PAGE_TOKENS = 4
-"""Tokens of a page; real ones have more, and fewer ends."""
+"""Tokens per page: fewer than in practice, so that tests meet many page boundaries."""
 FEW_PAGES = 40
-"""Of the 64 that four slots could fill: requests have to give way."""
+"""Fewer than the 64 pages that four slots could fill, so that requests are preempted."""
 
 
 def case_of(model_type: str) -> Case:
@@ -49,7 +49,7 @@ def network_of(
     expands_latent: bool = False,
     is_packed: bool = False,
 ) -> DecoderNetwork:
-    """Return a case's network in fp32. in_place: it reads pages where they are, by the op's lowering here."""
+    """Return a case's network in fp32. in_place: it reads pages in place, here by the op's lowering."""
     model = model_of(case)
     options = {"page_tokens": page_tokens, "has_pages_in_place": in_place, "expands_latent": expands_latent}
     options["is_packed"] = is_packed
@@ -67,9 +67,9 @@ def decoder(
     in_place: bool = False,
     is_packed: bool = False,
 ) -> ReferenceDecoder:
-    """Return a tiny model in fp64: how its tokens are batched cannot be told from its logits.
+    """Return a tiny model in fp64, so that logits do not depend on how tokens are batched.
 
-    pages: of its caches; None for linear ones. in_place: they are read where they are.
+    pages: number of pages; None for linear caches. in_place: pages are read in place.
     """
     paged = {"page_tokens": None if pages is None else PAGE_TOKENS, "in_place": in_place, "is_packed": is_packed}
     network = network_of(case_of(model_type), has_all_logits=has_all_logits, **paged)
@@ -82,7 +82,7 @@ def settings(vocab_size: int = 67, eos_ids: tuple[int, ...] = (EOS,), **params: 
 
 
 def run(engine: LLMEngine, requests: Iterable[Request]) -> dict[str, Finished]:
-    """Submit requests at once and step until all are done."""
+    """Submit all requests and step until they are done."""
     for request in requests:
         engine.submit(request)
     results: dict[str, Finished] = {}
@@ -97,9 +97,9 @@ def answer(engine: LLMEngine, prompt: list[int], **params: Any) -> list[int]:
 
 
 def engine(slots: int = 4, model_type: str = "llama", **options: Any) -> LLMEngine:
-    """Return an engine on a tiny model; it gives all logits where guesses are to be verified.
+    """Return an engine on a tiny model, with logits of all tokens if guesses are to be checked.
 
-    Its clock stands still: what is kept on the host does not depend on how busy the machine is.
+    Its clock is stopped, so that what is kept on the host does not depend on the machine's load.
     """
     has_all_logits, (pages, in_place, is_packed) = options.get("proposer") is not None, _caches[-1]
     options = {"clock": lambda: 0.0, **options}
@@ -113,9 +113,9 @@ _caches: list[tuple[int | None, bool, bool]] = [(None, False, False)]
 
 @contextmanager
 def caches_of(pages: int | None, *, in_place: bool = False, is_packed: bool = False) -> Iterator[None]:
-    """Let engines have caches of so many pages; None: linear ones. in_place: they are read where they are.
+    """Set the caches of `engine`'s engines. pages: number of pages; None for linear caches. in_place: read in place.
 
-    is_packed: decoding and prompts share calls.
+    is_packed: decode and prefill share calls.
     """
     _caches.append((pages, in_place, is_packed))
     yield
@@ -123,13 +123,13 @@ def caches_of(pages: int | None, *, in_place: bool = False, is_packed: bool = Fa
 
 
 def reusable(tokens: int) -> int:
-    """Return how many tokens of a beginning are found: full pages, if caches are paged."""
+    """Return how many tokens of a cached prefix are reused: full pages only, if caches are paged."""
     return tokens if _caches[-1][0] is None else tokens - tokens % PAGE_TOKENS
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request as data, so that what it gets alone is computed once."""
+    """A request as data, so that its answer alone is computed once."""
 
     prompt: tuple[int, ...]
     params: tuple[tuple[str, Any], ...]
@@ -141,7 +141,7 @@ class Asked:
 
 @cache
 def lone_engine(model_type: str = "llama") -> LLMEngine:
-    """An engine that shares nothing between requests, on linear caches."""
+    """Return an engine with linear caches that shares nothing between requests."""
     with caches_of(None):
         return engine(SLOTS, model_type, min_shared_tokens=10**6)
 
@@ -152,7 +152,7 @@ def alone(asked: Asked, model_type: str = "llama") -> tuple[int, ...]:
 
 
 def is_clean(tested: LLMEngine) -> bool:
-    """Whether an engine without work has all its slots back, and the pages that no ended slot keeps."""
+    """Whether an idle engine has freed all slots, and all pages except those kept as prefixes."""
     pages, cache = tested.execution.cache.pages, tested.execution.cache
     held = 0 if pages is None or cache.has_slot_memory else pages.held
     return tested.free_slots == SLOTS and not tested.has_work and not held

@@ -1,4 +1,4 @@
-"""Groups of gloo whose members are threads of the test: no process is started."""
+"""gloo groups whose members are threads of the test, without processes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def gloo_groups(count: int) -> list[GlooGroup]:
-    """Return every member's view of a group; each may be used by one thread."""
+    """Return each member's view of a group, for one thread each."""
     store = HashStore()
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(lambda rank: gloo_group(store, rank, count), range(count)))
 
 
 def gloo_ranks(count: int, timeout_s: float = 10.0) -> list[GlooRank]:
-    """Return the members as ranks of a network."""
+    """Return the members of a group as ranks of a network."""
     return [GlooRank(group, timeout_s) for group in gloo_groups(count)]

@@ -1,4 +1,4 @@
-"""Tiny Llamas with heads of each kind, in fp64."""
+"""Tiny Llamas with draft heads of each kind, in fp64."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trtkit.network.graph import Graph
 from trtkit.network.speculators import build_speculator
 
 LAYERS = (0, 1)
-"""Whose inputs the heads read."""
+"""Layers whose inputs the heads read."""
 
 
 @cache
@@ -37,7 +37,7 @@ def torch_head() -> Head:
 
 
 def saved_head(folder: Path, kind: str) -> Path:
-    """Write a head of a kind for the tiny Llama."""
+    """Save a head of a kind for the tiny Llama."""
     return save_head(folder, torch_head()) if kind == "eagle3" else save_random(folder, (42, 67), heads=4)
 
 
@@ -45,7 +45,7 @@ def saved_head(folder: Path, kind: str) -> Path:
 def networks(
     page_tokens: int | None, kind: str, *, in_place: bool, has_tree: bool, is_packed: bool
 ) -> tuple[DecoderNetwork, DecoderNetwork]:
-    """Return the model's network and its head's. in_place: the model reads pages where they are."""
+    """Return the networks of the model and its head. in_place: the model reads pages in place."""
     model, options = model_of(case_of("llama")), DecoderOptions(FP32, LENGTH, page_tokens=page_tokens)
     own_options = replace(
         options, has_all_logits=True, has_pages_in_place=in_place, has_tree=has_tree, is_packed=is_packed
@@ -79,7 +79,7 @@ def decoder_with_head(
     has_tree: bool = False,
     is_packed: bool = False,
 ) -> ReferenceDecoder:
-    """Return the tiny Llama with its head. pages: of its caches; None for linear ones."""
+    """Return the tiny Llama with its head. pages: number of pages; None for linear caches."""
     page_tokens = None if pages is None else PAGE_TOKENS
     network, head = networks(page_tokens, kind, in_place=in_place, has_tree=has_tree, is_packed=is_packed)
     model = ReferenceDecoder(network, slots, widen="fp64", pool=PoolSize(pages, speculator=tuple(head.inputs)))

@@ -1,4 +1,4 @@
-"""A small Hugging Face hub on this machine, for the hub's real client: repositories, digests, ranges, failures."""
+"""A local Hugging Face hub for the real client: repositories, digests, ranges, failures."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LARGE = (".safetensors", ".gguf")
 
 @dataclass
 class Hub:
-    """What the server has, and what it was asked.
+    """The server's content and the requests it received.
 
-    repositories: by id, the files by name. statuses: of ids that are refused. wrong_digests: files whose bytes are not
-    what their digest says. cut: how many bytes of a file are sent before the connection ends, once.
+    repositories: files by name, by repository id. statuses: of ids to refuse. wrong_digests: files whose content does
+    not match their digest. cut: bytes of a file to send before the connection drops, once.
     """
 
     url: str = ""
@@ -39,14 +39,14 @@ class Hub:
     served: list[str] = field(default_factory=list)
 
     def add(self, hub_id: str, folder: Path) -> None:
-        """Have a repository of a folder's files."""
+        """Add a repository with a folder's files."""
         files = (path for path in folder.rglob("*") if path.is_file())
         self.repositories[hub_id] = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 @contextlib.contextmanager
 def hub_server() -> Iterator[Hub]:
-    """Yield a hub that answers until the block ends."""
+    """Run a hub until the block ends."""
     hub = Hub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     hub.url = f"http://127.0.0.1:{server.server_port}"
@@ -61,7 +61,7 @@ def hub_server() -> Iterator[Hub]:
 
 
 def use_hub(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the hub's client, in this process and in children, talk to `hub` and keep files in `cache`."""
+    """Point the hub's client, in this process and in children, to `hub`, with `cache` as its cache."""
     from huggingface_hub import constants
 
     for name, value in (("HF_ENDPOINT", hub.url), ("HF_HUB_CACHE", str(cache)), ("HF_HUB_DISABLE_XET", "1")):
@@ -81,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(has_body=True)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _answer(self, *, has_body: bool) -> None:
         path = self.path.partition("?")[0]
@@ -152,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _entry(hub: Hub, name: str, data: bytes) -> dict[str, Any]:
-    """Return what the hub says of a file."""
+    """Return a file's entry in the hub's listing."""
     stated = data if name not in hub.wrong_digests else bytes(len(data))
     blob = hashlib.sha1(b"blob %d\0" % len(stated) + stated, usedforsecurity=False).hexdigest()
     entry = {"path": name, "size": hub.stated_sizes.get(name, len(data)), "blobId": blob}

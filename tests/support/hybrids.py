@@ -1,4 +1,4 @@
-"""Tiny hybrids of transformers with random weights, as their folders are on disk."""
+"""Tiny hybrids with random weights, saved as transformers does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ torch.set_num_threads(1)
 
 @dataclass(frozen=True)
 class Case:
-    """A class of transformers with a small config. outputs: names of what it gives."""
+    """A transformers class with a small config. outputs: names of its outputs."""
 
     architecture: str
     model_type: str
@@ -88,7 +88,7 @@ CASES = (
 
 
 def model_of(case: Case) -> Any:
-    """Return the case's model with every weight random, norms and biases too."""
+    """Return the case's model with all weights random, norms and biases included."""
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(case.model_type, **case.config)
     model = getattr(transformers, case.architecture)(config).eval()
@@ -106,7 +106,7 @@ def model_of(case: Case) -> Any:
 
 
 def saved(case: Case, folder: Path) -> Any:
-    """Write the case's model into a folder as transformers saves it; return the model."""
+    """Save the case's model to a folder; return the model."""
     model = model_of(case)
     model.save_pretrained(folder)
     return model
@@ -128,21 +128,21 @@ class Hybrid:
 
     @property
     def spec(self) -> HybridSpec:
-        """What its config.json says."""
+        """The spec from its config.json."""
         return self.opened.spec
 
     def run(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
         return self.execution.run({"pixel_values": pixels})
 
     def builds(self) -> bool:
-        """Whether TensorRT-RTX builds every stage, for 1 to 3 images."""
+        """Whether TensorRT-RTX builds every stage for 1 to 3 images."""
         return all(
             _builds(stage.layers.owner.graph, stage.layers.owner.graph.network) for stage in self.execution.stages
         )
 
 
 def make(case: Case, folder: Path, compose: str, precision: str = "fp32", **more: Any) -> Hybrid:
-    """Export, write and compile the hybrid in `folder`, in this process. more: of its config."""
+    """Export, write and compile the hybrid in `folder`, in this process. more: config fields."""
     config = ModelConfig.model_validate(
         {
             "name": "m",

@@ -1,4 +1,4 @@
-"""What compiled kernels execute, as NVIDIA's disassembler shows it: no GPU is needed."""
+"""Instructions of compiled kernels from NVIDIA's disassembler, which needs no GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BRANCH = re.compile(r"\bBRA\b.*`\(\.(L_x_\d+)\)")
 
 
 def instructions_of_loops(cubin: bytes) -> list[int]:
-    """Return how many instructions each innermost loop has, in their order; one that jumps to itself ends a kernel."""
+    """Return the number of instructions of each innermost loop, in order. (A jump to itself ends a kernel.)"""
     import triton.backends.nvidia
 
     tool = Path(triton.backends.nvidia.__file__).parent / "bin" / "nvdisasm"

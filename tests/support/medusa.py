@@ -1,4 +1,4 @@
-"""Folders of Medusa heads with random weights, by FasterDecoding's names."""
+"""Folders of Medusa heads with random weights, under FasterDecoding's names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def weights_of(sizes: tuple[int, int], heads: int, layers: int) -> dict[str, torch.Tensor]:
-    """Return the weights of heads. sizes: of the hidden state and the vocabulary."""
+    """Return random weights of heads. sizes: (hidden size, vocabulary size)."""
     (hidden, tokens), weights = sizes, {}
     for head in range(heads):
         for layer in range(layers):

@@ -1,4 +1,4 @@
-"""Tiny models of families whose experts differ from others': gpt-oss, Hunyuan, Llama 4."""
+"""Tiny models of families with unusual experts: gpt-oss, Hunyuan, Llama 4."""
 
 from __future__ import annotations
 

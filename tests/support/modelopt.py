@@ -1,4 +1,4 @@
-"""Checkpoints that ModelOpt writes."""
+"""Checkpoints written by ModelOpt."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def trtllm_checkpoint(model: torch.nn.Module, family: str, dtype: torch.dtype, ranks: int, stages: int = 1) -> Path:
-    """Return a folder with a model's checkpoint for TensorRT-LLM. ranks: tensor-parallel. stages: of a pipeline."""
-    from modelopt.torch.export import export_tensorrt_llm_checkpoint  # takes seconds
+    """Return a folder with a model's TensorRT-LLM checkpoint. ranks: tensor parallel. stages: pipeline parallel."""
+    from modelopt.torch.export import export_tensorrt_llm_checkpoint  # takes seconds to import
 
     folder = Path(mkdtemp())
     sizes = {"inference_tensor_parallel": ranks, "inference_pipeline_parallel": stages}

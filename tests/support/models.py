@@ -1,4 +1,4 @@
-"""Tiny ONNX models, one function each: what the tests of the spine feed it."""
+"""Tiny ONNX models, one function each."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def matmul(batch: Dim = "batch") -> onnx.ModelProto:
 
 
 def question_marks(placeholder: Dim = "?") -> onnx.ModelProto:
-    """x [?, 3, ?, ?] with one placeholder for three sizes, as Paddle exports."""
+    """x [?, 3, ?, ?], with the same placeholder for three sizes, as in Paddle's exports."""
     return model(
         [helper.make_node("Relu", ["x"], ["y"], name="relu")],
         [tensor("x", placeholder, 3, placeholder, placeholder)],
@@ -88,7 +88,7 @@ def two_inputs(opset: int = 17) -> onnx.ModelProto:
 
 
 def chain(length: int) -> onnx.ModelProto:
-    """`length` activations one after the other."""
+    """`length` activations in sequence."""
     names = ["x", *(f"t{index}" for index in range(1, length)), "y"]
     nodes = [
         helper.make_node("Relu" if index % 2 else "Sin", [names[index]], [names[index + 1]], name=f"n{index}")
@@ -98,7 +98,7 @@ def chain(length: int) -> onnx.ModelProto:
 
 
 def old_opset() -> onnx.ModelProto:
-    """Opset 7 and IR 3, as of 2017: weights are listed among the inputs, Softmax runs over all axes from the first."""
+    """Opset 7 and IR 3, from 2017: weights are listed as inputs, and Softmax runs over all axes from the first on."""
     old = model(
         [
             helper.make_node("Conv", ["x", "w", "b"], ["c"], name="conv", pads=[1, 1, 1, 1]),
@@ -120,7 +120,7 @@ def grid_sample(mode: str = "bilinear", opset: int = 16) -> onnx.ModelProto:
 
 
 def fp8() -> onnx.ModelProto:
-    """x [1, 32] through FP8 quantize and dequantize, times dequantized FP8 weights."""
+    """x [1, 32], quantized to fp8 and dequantized, times dequantized fp8 weights."""
     zero = helper.make_tensor("zero", TensorProto.FLOAT8E4M3FN, [], [0.0])
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["xq"], name="quantize"),
@@ -134,7 +134,7 @@ def fp8() -> onnx.ModelProto:
 
 
 def unsupported() -> onnx.ModelProto:
-    """Three nodes that TensorRT refuses, of three kinds, between ones that it takes."""
+    """Three nodes of different kinds that TensorRT refuses, between supported ones."""
     nodes = [
         helper.make_node("Relu", ["x"], ["a"], name="first/relu"),
         helper.make_node("Unique", ["a"], ["b"], name="unique_of_a"),
@@ -171,13 +171,13 @@ def save(onnx_model: onnx.ModelProto, path: Path) -> Path:
 
 
 def save_external(onnx_model: onnx.ModelProto, path: Path) -> Path:
-    """Save with every weight in `<name>.data` beside the model."""
+    """Save with all weights in `<name>.data` next to the model."""
     onnx.save(onnx_model, str(path), save_as_external_data=True, location=f"{path.name}.data", size_threshold=0)
     return path
 
 
 def set_external(path: Path, **entries: str) -> None:
-    """Change where the first external tensor of the model at `path` says that its data lies."""
+    """Change the stated location of the first external tensor's data in the model at `path`."""
     changed = onnx.load(str(path), load_external_data=False)
     data = changed.graph.initializer[0].external_data
     kept = {entry.key: entry.value for entry in data} | entries
@@ -193,8 +193,8 @@ def detector(size: int = 64, *, is_dynamic: bool = False) -> onnx.ModelProto:
 
     is_dynamic: height and width are symbols, as in Ultralytics' exports.
 
-    Row 0 is the upper left quarter of the input, a "dark" thing as far as the picture is dark; row 1 the lower right
-    one, a "light" thing as far as it is light. The others score nothing.
+    Row 0 is the upper left quarter of the input, a "dark" object with the picture's darkness as its score; row 1 is the
+    lower right quarter, a "light" object with its lightness. All other scores are 0.
     """
     edges: tuple[Dim, Dim] = ("height", "width") if is_dynamic else (size, size)
     offset, slope = np.zeros((6, 50), np.float32), np.zeros((6, 50), np.float32)
@@ -213,7 +213,7 @@ def detector(size: int = 64, *, is_dynamic: bool = False) -> onnx.ModelProto:
 
 
 def exported_by_ultralytics(model: onnx.ModelProto, imgsz: str = "[64, 64]", **metadata: str) -> onnx.ModelProto:
-    """Return a model with the metadata that Ultralytics 8.3 writes: of a detector of two classes, unless changed."""
+    """Return a model with Ultralytics 8.3's metadata, by default those of a detector with two classes."""
     entries = {
         "description": "Ultralytics YOLO11n model trained on two.yaml", "author": "Ultralytics", "version": "8.3.50",
         "stride": "32", "task": "detect", "batch": "1", "imgsz": imgsz,
@@ -224,7 +224,7 @@ def exported_by_ultralytics(model: onnx.ModelProto, imgsz: str = "[64, 64]", **m
 
 
 def crowded_detector(layout: str = "channels-first", *, opset: int = 17) -> onnx.ModelProto:
-    """images [batch, 3, 64, 64] -> rows of 64 boxes that overlap, of three classes, as YOLOv8's or YOLOv5's."""
+    """images [batch, 3, 64, 64] -> 64 overlapping boxes of three classes, in YOLOv8's or YOLOv5's layout."""
     count = 7 if layout == "channels-first" else 8
     cells = np.stack(np.meshgrid(np.arange(8), np.arange(8))).reshape(2, 64) * 8.0
     offset = np.zeros((count, 64), np.float32)
@@ -243,7 +243,7 @@ def crowded_detector(layout: str = "channels-first", *, opset: int = 17) -> onnx
         outputs = [tensor("turned", "batch", 64, count)]
     kernels = np.random.default_rng(0).standard_normal((count, 3, 8, 8)) / 7
     initializers = [
-        constant("weight", kernels - kernels.mean((1, 2, 3), keepdims=True)),  # a grey cell has shares of 0.5
+        constant("weight", kernels - kernels.mean((1, 2, 3), keepdims=True)),  # a grey cell has scores of 0.5
         constant("shape", [0, count, -1], "int64"),
         constant("scale", scale),
         constant("offset", offset),

@@ -1,7 +1,7 @@
-"""Tiny models with an MTP module in their folders, and the module in torch.
+"""Tiny models with a multi-token prediction (MTP) module in their folders, and the module in torch.
 
-A model of transformers with one layer too many is saved, so that the last one has the names that its authors' files
-give to the module's layer. The module around it is written after what the authors' and vLLM's files compute.
+The model is saved by transformers with one extra layer, whose weights then have the names of the module's layer in
+the authors' checkpoints. The module around it follows the authors' and vLLM's implementations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WINDOW = 24
-"""Tokens of a window of text that a pair is trained on."""
+"""Tokens per window of text in training."""
 EXPERTS = {"moe_intermediate_size": 36, "num_experts_per_tok": 2}
 SHARED = {
     "vocab_size": 67,
@@ -87,7 +87,7 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 _NEXT = "model.layers.{i}."
-# What the module's weights are called in files.
+# The module's weights by their names in checkpoints.
 NAMES = {
     "nextn": {
         "embedding_norm": _NEXT + "enorm",
@@ -105,10 +105,10 @@ NAMES = {
 
 
 class Module(nn.Module):
-    """An MTP module. model: of transformers, whose last layer is the module's.
+    """An MTP module. model: transformers', whose last layer is the module's.
 
-    Mistakes to plant: `swaps`, the hidden state comes first in the joined vector; `chains_raw`, the next guess is made
-    from the hidden state before the last norm.
+    Mistakes to plant: `swaps` puts the hidden state first in the concatenated vector; `chains_raw` computes the next
+    guess from the hidden state before the last norm.
     """
 
     def __init__(self, model: Any) -> None:
@@ -122,7 +122,7 @@ class Module(nn.Module):
         self.swaps, self.chains_raw = False, False
 
     def forward(self, ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits [B, S, V] and hidden states for the next guess [B, S, D] of next tokens and hidden states."""
+        """Return logits [B, S, V], and hidden states [B, S, D] for the next guess. ids: the tokens after `hidden`'s."""
         count = ids.shape[1]
         parts = [self.embedding_norm(self.shared["table"](ids)), self.hidden_norm(hidden)]
         x = self.projection(torch.cat(parts[::-1] if self.swaps else parts, -1))
@@ -140,13 +140,13 @@ class Module(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A model of transformers with its module. The model has only its own layers."""
+    """A transformers model, without the extra layer, and its module."""
 
     model: Any
     module: Module
 
     def hidden(self, ids: Tensor, *, is_raw: bool = False) -> Tensor:
-        """Return the model's hidden states [B, S, D] after the final norm. is_raw: before it."""
+        """Return the model's hidden states [B, S, D] after the final norm, or before it if is_raw."""
         kept: list[Tensor] = []
         hook = self.model.model.norm.register_forward_pre_hook(lambda _, arguments: kept.append(arguments[0]))
         normed = self.model.model(ids, use_cache=False).last_hidden_state
@@ -155,7 +155,7 @@ class Pair:
 
 
 def new_pair(model_type: str, layers: int = 2, **changes: Any) -> Pair:
-    """Return a model of `layers` and its module, every weight random."""
+    """Return a model with `layers` and its module, with all weights random."""
     sizes = {**SIZES[model_type], "num_hidden_layers": layers + 1, **changes}
     if model_type == "qwen3_next":
         sizes["layer_types"] = [*(["linear_attention", "full_attention"] * layers)[:layers], "full_attention"]
@@ -174,7 +174,7 @@ def new_pair(model_type: str, layers: int = 2, **changes: Any) -> Pair:
 
 
 def _resize(pair: Pair, change: int) -> None:
-    """Take the module's layer out of the model (-1), or put it back (1)."""
+    """Remove the module's layer from the model (-1), or put it back (1)."""
     layers, config = pair.model.model.layers, pair.model.config
     pair.model.model.layers = layers[:-1] if change < 0 else nn.ModuleList([*layers, pair.module.layer])
     config.num_hidden_layers += change
@@ -184,9 +184,9 @@ def _resize(pair: Pair, change: int) -> None:
 
 
 def save(folder: Path, pair: Pair, *, repeats_shared: bool = False) -> Path:
-    """Write the folder of a model with its module, as the authors' are.
+    """Write the folder of a model with its module, in the authors' form.
 
-    repeats_shared: the module's copies of embedding and LM head are stored too, as DeepSeek's files do.
+    repeats_shared: also stores the module's copies of embedding and LM head, as in DeepSeek's checkpoints.
     """
     _resize(pair, 1)
     pair.model.save_pretrained(folder)
@@ -214,7 +214,7 @@ def save(folder: Path, pair: Pair, *, repeats_shared: bool = False) -> Path:
 
 
 def train(pair: Pair, ids: Tensor, steps: int, seed: int = 0) -> None:
-    """Teach a pair to continue windows of `ids` [N], the module by the model's own hidden states, with a fixed seed."""
+    """Train a pair to continue windows of `ids` [N], the module on the model's hidden states, with a fixed seed."""
     generator = torch.Generator().manual_seed(seed)
     parameters = list({id(each): each for part in (pair.model, pair.module) for each in part.parameters()}.values())
     optimizer, loss = torch.optim.AdamW(parameters, lr=4e-3), nn.functional.cross_entropy
@@ -224,7 +224,7 @@ def train(pair: Pair, ids: Tensor, steps: int, seed: int = 0) -> None:
         hidden = pair.hidden(rows)
         logits, states = pair.model.lm_head(hidden), hidden[:, :-1]
         total = loss(logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten())
-        for ahead in (1, 2):  # the second guess is made from the first one's hidden state
+        for ahead in (1, 2):  # the second guess uses the first one's hidden state
             logits, states = pair.module(rows[:, ahead : WINDOW - 1 + 1], states)
             total = total + 0.5 * loss(logits[:, :-1].flatten(0, 1), rows[:, ahead + 1 :].flatten())
             states = states[:, :-1]
@@ -236,9 +236,9 @@ def train(pair: Pair, ids: Tensor, steps: int, seed: int = 0) -> None:
 
 @torch.inference_mode()
 def speculate(pair: Pair, prompt: list[int], count: int, most: int) -> tuple[list[int], int, int]:
-    """Return `count` greedy tokens after a prompt, and how many were guessed and accepted, `most` in a step.
+    """Return `count` greedy tokens after a prompt, and how many were guessed and accepted. most: guesses per step.
 
-    After a wrong guess, a recurrent model reads what was right again, which gives a token without guesses.
+    After a wrong guess, a recurrent model recomputes the accepted tokens, in a step without guesses.
     """
     known, guessed, accepted = [*prompt, _next(pair, prompt)], 0, 0
     is_recurrent = pair.model.config.model_type == "qwen3_next"

@@ -1,4 +1,4 @@
-"""ONNX Runtime as a second reference for networks that are written as ONNX."""
+"""ONNX Runtime as a second reference, for networks written as ONNX."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """Return a model ready to run, without fusions."""
+    """Return a session that runs the model without fusions."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -27,7 +27,7 @@ def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
 
 
 class Oracle:
-    """A network in ONNX Runtime, every fp32 tensor that a layer computes as an output. names: of these tensors."""
+    """A network in ONNX Runtime, with every computed fp32 tensor as an output. names: of these tensors."""
 
     def __init__(self, layers: LayerGraph) -> None:
         model, _ = onnx_model(layers)
@@ -47,7 +47,7 @@ class Oracle:
         return dict(zip(self.names, arrays, strict=True))
 
     def worst(self, inputs: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> tuple[float, str, int]:
-        """Return the largest relative RMS error of an fp32 tensor, its name, and how many were compared."""
+        """Return the largest relative RMS error of any fp32 tensor, its name, and how many were compared."""
         arrays = self.run(inputs)
         errors = {
             name: error_of(torch.from_numpy(np.array(arrays[name])), value)
@@ -59,7 +59,7 @@ class Oracle:
 
 
 def error_of(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Return the relative RMS error where both are finite; infinite if they are not in the same places."""
+    """Return the relative RMS error of finite elements; infinite if the others are not at the same positions."""
     finite = torch.isfinite(want)
     if got.shape != want.shape or not torch.equal(torch.isfinite(got), finite):
         return float("inf")

@@ -1,4 +1,4 @@
-"""What tests ask of every HTML report: well formed, complete without JavaScript, no network, charts that draw."""
+"""Checks of every HTML report: well formed, complete without JavaScript, no network access, valid charts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VOID = {"meta", "img"}
 
 
 class Page(HTMLParser):
-    """A page's tags, its text without scripts and styles, its tables' cells and its charts."""
+    """A page's tags, text (without scripts and styles), table cells and charts."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -53,16 +53,16 @@ class Page(HTMLParser):
 
 
 def svg(spec: dict[str, Any]) -> str:
-    """Draw a chart as the page's own library would; fails where it is not valid Vega-Lite."""
+    """Render a chart with the page's library; fails if it is not valid Vega-Lite."""
     drawn: str = vl_convert.vegalite_to_svg(spec)
     return drawn
 
 
 def rows(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the data of all of a chart's layers."""
+    """Return the data of all layers of a chart."""
     return [row for values in spec["datasets"].values() for row in values]
 
 
 def rows_with(spec: dict[str, Any], field: str) -> list[dict[str, Any]]:
-    """Return the data that has a field."""
+    """Return the data rows that have a field."""
     return [row for row in rows(spec) if field in row]

@@ -1,4 +1,4 @@
-"""Run the networks of several ranks in this process: those of a pipeline stage as threads."""
+"""Runs the networks of several ranks in this process; those of a pipeline stage are threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Ranks:
     """A model on the ranks of a grid, with caches for some slots.
 
-    changed: weights in place of a rank's own, by rank and path.
+    changed: replacements of weights, by (rank, path).
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Ranks:
             runner.reset(slots)
 
     def step(self, ids: torch.Tensor, counts: list[int] | None = None) -> list[torch.Tensor]:
-        """Give ids [B, S] to the slots; return the logits [B, S, V] of every rank of the last stage."""
+        """Run ids [B, S] in the slots; return the logits [B, S, V] of every rank of the last stage."""
         given: dict[str, torch.Tensor] = {}
         size = self.grid.stage_ranks
         with ThreadPoolExecutor(size) as pool:

@@ -1,4 +1,4 @@
-"""A config's model as the ONNX file that TensorRT parses."""
+"""Prepares a config's model: the ONNX file that TensorRT parses."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def prepared(config: ModelConfig, folder: Path, quantize: dict[str, Any] | None 
 
 
 def from_onnx(config: ModelConfig, path: Path) -> ModelConfig:
-    """Return the config with a model that has been exported already."""
+    """Return the config with an already exported model."""
     return config.model_copy(update={"source": config.source.model_copy(update={"torch": None, "onnx": str(path)})})

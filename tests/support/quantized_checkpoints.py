@@ -1,7 +1,7 @@
-"""Tiny Llamas whose linear layers hold codes, as tools that quantize write them.
+"""Tiny Llamas with quantized linear layers, in the formats of quantization tools.
 
-Words and scales are random: every pattern of bits is a layer of AWQ or GPTQ. That readers give these their libraries'
-numbers is proven layer by layer in tests/unit/sources/quantized; what is proven with these models is the network.
+Packed words and scales are random, since every bit pattern is a valid layer of AWQ or GPTQ. That readers decode them as
+their libraries do is tested layer by layer in tests/unit/sources/quantized; these models test the network.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def gptq(out: int, size: int, bits: int, *, is_ordered: bool = True) -> State:
 
 
 def eight_bits(out: int, size: int, dtype: torch.dtype, *, has_input_scale: bool) -> State:
-    """Return int8 or fp8 with a scale for each row, as compressed-tensors has them."""
+    """Return int8 or fp8 with a scale per row, in compressed-tensors' format."""
     limit = 127.0 if dtype == torch.int8 else 448.0
     weight = torch.randn(out, size) * size**-0.5
     scale = weight.abs().amax(1, keepdim=True) / limit
@@ -95,21 +95,21 @@ WEIGHT_ONLY = ("awq", "gptq", "gptq-act-order", "gptq-8bit", "fp8-blocks")
 
 
 def save_llama(folder: Path, name: str) -> Path:
-    """Write a Llama in one of FORMATS, with its embeddings and head in fp32."""
+    """Save a Llama in one of FORMATS, with embedding and LM head in fp32."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False))
     return _save(folder, model, name)
 
 
 def save_gpt2(folder: Path, name: str) -> Path:
-    """Write a GPT-2, which transformers stores [in, out], in one of FORMATS."""
+    """Save a GPT-2, which transformers stores as [in, out], in one of FORMATS."""
     torch.manual_seed(0)
     sizes = {"n_embd": 64, "n_inner": 96, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 72}
     return _save(folder, GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)), name)
 
 
 def save_mixture(folder: Path, name: str) -> Path:
-    """Write a mixture of experts with a shared one, whose experts are layers of their own, in one of FORMATS."""
+    """Save a mixture with a shared expert, whose experts are separate layers, in one of FORMATS."""
     torch.manual_seed(0)
     experts = {"moe_intermediate_size": 32, "num_experts": 5, "num_experts_per_tok": 2}
     model = Qwen2MoeForCausalLM(Qwen2MoeConfig(**SIZES, **experts, shared_expert_intermediate_size=64))

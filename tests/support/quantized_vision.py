@@ -1,4 +1,4 @@
-"""Quantized vision models: a small one to quantize, and what is needed to compare one step of one at a time."""
+"""A small vision model to quantize, and tools to compare a quantized model step by step."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def small(batch: models.Dim = "batch") -> onnx.ModelProto:
 
 
 def scaled(name: str, shape: tuple[int, ...], seed: int) -> onnx.TensorProto:
-    """Normal weights, divided by the root of the numbers that one output adds up."""
+    """Normal weights, divided by the square root of the number of terms per output."""
     added = shape[0] if name == "w4" else int(np.prod(shape[1:]))
     values = np.random.default_rng(seed).standard_normal(shape) / np.sqrt(added)
     return numpy_helper.from_array(values.astype(np.float32), name)
@@ -70,7 +70,7 @@ def onnx_runtime(model: onnx.ModelProto, inputs: Arrays, *, optimize: bool = Fal
 
 
 def executed(path: Path, inputs: Arrays) -> Arrays:
-    """Return the outputs of the network that TensorRT parses, by the reference executor."""
+    """Return the outputs of the network that TensorRT parses, on the reference executor."""
     backend = load_backend("tensorrt_rtx")
     network = parse_onnx(backend, path, "ERROR")
     executor = Executor(read_layers(backend, network.definition, constants_from_onnx(path)))
@@ -79,14 +79,14 @@ def executed(path: Path, inputs: Arrays) -> Arrays:
 
 
 def steps(model: onnx.ModelProto) -> dict[str, str]:
-    """Return activations' quantized values: outputs of DQ nodes behind Q nodes, each with its scale's name."""
+    """Return the quantized activations (outputs of DQ nodes after Q nodes), each with the name of its scale."""
     codes = {node.output[0] for node in model.graph.node if node.op_type == "QuantizeLinear"}
     dequantize = [node for node in model.graph.node if node.op_type == "DequantizeLinear"]
     return {node.output[0]: node.input[1] for node in dequantize if node.input[0] in codes}
 
 
 def scales(model: onnx.ModelProto) -> dict[str, float]:
-    """Return the scale of each of `steps`."""
+    """Return the scale of each activation in `steps`."""
     known = {
         tensor.name: float(numpy_helper.to_array(tensor).reshape(-1)[0])
         for tensor in model.graph.initializer
@@ -96,7 +96,7 @@ def scales(model: onnx.ModelProto) -> dict[str, float]:
 
 
 def with_steps(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with every quantized value as an output."""
+    """Return the model with every quantized activation as an output."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in steps(model))
@@ -104,9 +104,9 @@ def with_steps(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def in_single_steps(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with every quantized value as an input, and what it computes for it as an output `NAME/own`.
+    """Return the model with every quantized activation as an input, and its own computation of it as output `NAME/own`.
 
-    So no step sees what the one before made of its input: differences do not add up.
+    So no step depends on an earlier step's result, and differences do not accumulate.
     """
     copy = onnx.shape_inference.infer_shapes(model, data_prop=True)
     known = {value.name: value for value in (*copy.graph.value_info, *copy.graph.input)}

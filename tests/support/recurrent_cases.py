@@ -1,11 +1,11 @@
-"""Tiny models of families with recurrent states: name, family, fields to leave out, and others."""
+"""Tiny models of families with recurrent states: name, family, fields to omit, changed fields."""
 
 from __future__ import annotations
 
 from typing import Any
 
 NO_HEAD_DIM = ("head_dim",)
-# States of sizes that an engine's slots can begin at: multiples of 256 bytes in fp16.
+# Sizes for which a slot's state is a multiple of 256 bytes in fp16, as engines' alignment requires.
 _DELTA = {
     "linear_conv_kernel_dim": 5,
     "linear_key_head_dim": 16,
@@ -29,7 +29,7 @@ _EXPERTS = {
     "num_experts_per_tok": 3,
     "shared_expert_intermediate_size": 52,
 }
-# Experts that are chosen by little make 16 bits differ more in more layers.
+# Two layers only: near ties of experts make 16-bit results differ more with each layer.
 _TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 RECURRENT: list[tuple[str, str, tuple[str, ...], dict[str, Any]]] = [
     (

@@ -1,4 +1,4 @@
-"""Reports of verifications for tests of what reads them."""
+"""Verification reports, for tests of code that reads reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _KINDS = ("fp16", "bf16", "fp8")
 
 
 def report(**changes: Any) -> Report:
-    """Return the report of a network that is right."""
+    """Return the report of a network that passes."""
     fields: dict[str, Any] = {
         "name": "tiny",
         "passed": True,

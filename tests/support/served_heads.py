@@ -1,4 +1,4 @@
-"""A tiny chat model with Medusa heads, and what it answers in this process."""
+"""A tiny chat model with Medusa heads, and its answers in this process."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PROMPT, LENGTH, HEADS, SPECULATE = "the sky is", 24, 3, 2
-# So hot, as far as OpenAI's API allows, that some guesses come true: both are drawn with the same random numbers.
+# Temperatures up to OpenAI's maximum, at which some guesses are accepted: both use the same random numbers.
 SETTINGS = [(temperature, seed) for seed, temperature in enumerate((0.0, 2.0, 2.0, 2.0, 0.8))]
 
 
 def build(folder: Path, *overrides: str) -> Path:
-    """Build the model and its heads into a bundle."""
+    """Build a bundle of the model and its heads."""
     save_random(folder / "heads", (SIZES["hidden_size"], byte_level().vocab_size), HEADS)
     return tiny_chat.build(folder, "precision=fp32", f"llm.speculator={folder / 'heads'}", *overrides)
 
 
 def local_answers(bundle: Path, speculate: int) -> tuple[list[str], tuple[int, int]]:
-    """Return the answers of one request after another, and how many tokens were guessed and accepted."""
+    """Answer requests one at a time; return the answers and the numbers of guessed and accepted tokens."""
     params = [SamplingParams(temperature=t, seed=seed, max_tokens=LENGTH, ignore_eos=True) for t, seed in SETTINGS]
     with LLM(bundle, speculate=speculate) as llm:
         texts = [llm.generate([PROMPT], each)[0].outputs[0].text for each in params]

@@ -1,4 +1,4 @@
-"""A client of served language models: requests by name, pieces as they come, metrics."""
+"""A client of language models on Triton: requests, streamed responses, metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.support.triton import Served
 
 TIMEOUT_S = 120
-# The chat model of the server that tests share, and what it is asked.
+# The chat model of the tests' shared server, and its prompt.
 MODEL, PROMPT = "chat", "the sky is"
 _FLOATS = {"temperature", "top_p", "runtime_top_p", "min_p", "typical_p", "length_penalty", "len_penalty"}
 _FLOATS |= {"repetition_penalty", "presence_penalty", "frequency_penalty", "embedding_bias_weights"}
@@ -29,7 +29,7 @@ Answer = dict[str, Any]
 
 
 def tensor(name: str, value: Any) -> triton.InferInput:
-    """Return an input [1, N], or [rows, N] where `value` is a list of lists."""
+    """Return an input [1, N], or [rows, N] if `value` is a list of lists."""
     rows = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
     rows = [row if isinstance(row, list) else [row] for row in rows]
     first = rows[0][0]
@@ -47,7 +47,7 @@ def tensor(name: str, value: Any) -> triton.InferInput:
 
 @contextlib.contextmanager
 def stream(served: Served, model: str, **inputs: Any) -> Iterator[Callable[[], Answer | None]]:
-    """Send a request; yield what returns the next response's tensors, None after the last.
+    """Send a request; yield a function that returns the next response's tensors, None after the last.
 
     Leaving the block early cancels the request.
     """
@@ -102,7 +102,7 @@ def metric(served: Served, name: str) -> float:
 
 
 def wait_until(served: Served, name: str, is_so: Callable[[float], bool], timeout_s: float = 120.0) -> None:
-    """Wait until a metric is as it should be; fail where it does not become so."""
+    """Wait until a metric satisfies `is_so`; fail after a timeout."""
     deadline = time.monotonic() + timeout_s
     while not is_so(value := metric(served, name)):
         assert time.monotonic() < deadline, f"{name} stays {value}"

@@ -1,4 +1,4 @@
-"""A client of served vision models over HTTP and gRPC."""
+"""A client of vision models on Triton, over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def connect(served: Served, protocol: str) -> Any:
-    """Return a client of the official library."""
+    """Return the official library's client."""
     if protocol == "grpc":
         return tritonclient.grpc.InferenceServerClient(served.grpc)
     return tritonclient.http.InferenceServerClient(served.http, network_timeout=TIMEOUT_S, concurrency=8)
 
 
 def ask(client: Any, model: str, version: str = "", **inputs: Any) -> Arrays:
-    """Return all outputs of one request; bytes are text."""
+    """Return all outputs of one request, with bytes decoded as text."""
     module = tritonclient.grpc if isinstance(client, tritonclient.grpc.InferenceServerClient) else tritonclient.http
     tensors = []
     for name, value in inputs.items():
@@ -47,9 +47,9 @@ def sample(name: str) -> bytes:
 
 
 def executions(client: Any, model: str, least: int = 0) -> tuple[int, int]:
-    """Return how many requests a model has answered, `least` or more, and in how many runs.
+    """Return how many requests a model has answered, and in how many runs, once there are `least`.
 
-    The server counts a moment later, so what has changed is asked for again.
+    The server counts with a delay, so this polls until the numbers settle.
     """
     deadline, last, counts = time.monotonic() + TIMEOUT_S, None, _counts(client, model)
     while counts != last or counts[0] < least:

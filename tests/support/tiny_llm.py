@@ -1,4 +1,4 @@
-"""A tiny Llama with a tokenizer and a chat template, as a folder that transformers would save."""
+"""A tiny Llama with a tokenizer and a chat template, saved as transformers does."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ TEMPLATE = (
 )
 SPECIAL = ["<|pad|>", "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 OF_BLOCKS = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
-"""Sizes that blocks of 32, 64 and 128 divide."""
+"""Sizes divisible by quantization blocks of 32, 64 and 128."""
 END = SPECIAL.index("<|end|>")
 PROMPTS = ["the quick brown", "do not go gentle into", "1, 2, 3", "the lazy dog"]
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
-torch.set_num_threads(1)  # tests run side by side
+torch.set_num_threads(1)  # tests run in parallel
 
 
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE of 320 tokens."""
+    """Return a byte-level BPE tokenizer with 320 tokens."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -66,7 +66,7 @@ def save(folder: Path, seed: int = 0, **changes: int) -> Path:
 
 
 def save_to_quantize(folder: Path) -> Path:
-    """Write a model of sizes that blocks divide, a text, and a config that quantizes by it; return the config."""
+    """Save a model of sizes OF_BLOCKS, a calibration text, and a config that quantizes with it; return the config."""
     save(folder / "model", **OF_BLOCKS)
     (folder / "text.txt").write_text(TEXT * 12, encoding="utf-8")
     config = folder / "m.yaml"
@@ -84,7 +84,7 @@ def config_of(folder: Path, *overrides: str) -> ModelConfig:
 
 
 def build(folder: Path, name: str, options: str = "", **changes: int) -> Path:
-    """Build a bundle that gives all logits. options: more of `llm`, as YAML. changes: of the model."""
+    """Build a bundle with logits of all tokens. options: more of `llm`, as YAML. changes: to the model's config."""
     save(folder / f"{name}-hf", **changes)
     sizes = f"max_batch_size: 4, max_sequence_length: 96, max_prefill_length: 16, logits: all, {options}"
     (folder / f"{name}.yaml").write_text(f"source: {{hf: {folder}/{name}-hf}}\nllm: {{{sizes}}}\n")

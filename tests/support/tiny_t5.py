@@ -1,4 +1,4 @@
-"""A small T5 with random weights, as its folder is on disk: a tokenizer of bytes, no real words."""
+"""A small T5 with random weights and a byte tokenizer, saved as transformers does."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CONFIG = {
 
 
 def save(folder: Path, fields: dict[str, Any] | None = None, **changes: Any) -> T5ForConditionalGeneration:
-    """Write the model with its tokenizer; return it. fields: of config.json, in place of those that are saved."""
+    """Save the model with its tokenizer; return it. fields: changes to the saved config.json."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(**{**CONFIG, **changes})
     model = AutoModelForSeq2SeqLM.from_config(config).eval()
     for name, weight in model.named_parameters():
         is_matrix = weight.dim() > 1
-        deviation = 2.0 if "EncDecAttention" in name else 1.3  # strong, so that tokens depend on what is read
+        deviation = 2.0 if "EncDecAttention" in name else 1.3  # large, so that tokens depend on the source
         width = weight.shape[-1] if "relative" not in name else 1
         width *= config.d_kv if name.endswith(".q.weight") else 1  # T5 does not scale scores
         torch.nn.init.normal_(weight, 0.0 if is_matrix else 1.0, deviation * width**-0.5 if is_matrix else 0.3)
@@ -44,12 +44,12 @@ def save(folder: Path, fields: dict[str, Any] | None = None, **changes: Any) -> 
 
 
 def load(folder: Path) -> T5ForConditionalGeneration:
-    """Return transformers' model of a folder."""
+    """Return transformers' model from a folder."""
     return AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation="eager").eval()
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    """Return one that ends texts with `</s>`, as T5's does."""
+    """Return a tokenizer that ends texts with `</s>`, like T5's."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate((*SPECIAL, *letters))}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.text import Tokenizer
 
 LENGTH = 160
-"""Tokens that a slot holds."""
+"""Tokens per slot."""
 MAX_PREFILL = 32
 IMAGE_TEXTS = {"llava": "<image>", "smolvlm": "<image>", "idefics3": "<image>", "internvl": "<IMG_CONTEXT>"}
 IMAGE_TEXTS |= {"gemma3": "<start_of_image>"}
@@ -92,7 +92,7 @@ torch.set_num_threads(1)
 
 @dataclass(frozen=True)
 class Vlm:
-    """A model with random weights. config: what `AutoConfig.for_model` takes. processor: of its images."""
+    """A model with random weights. config: arguments of `AutoConfig.for_model`. processor: its image processor."""
 
     name: str
     model_type: str
@@ -105,7 +105,7 @@ class Vlm:
 
     @property
     def image_text(self) -> str:
-        """What stands for an image in a text."""
+        """An image's placeholder in a text."""
         return IMAGE_TEXTS.get(self.model_type, QWEN_IMAGE)
 
 
@@ -148,27 +148,27 @@ def vlms() -> list[Vlm]:
 
 
 def _tiled() -> dict[str, Any]:
-    """Return what Idefics3 and SmolVLM are configured by: tiles of 16 patches, which become 4 tokens."""
+    """Return the config of Idefics3 and SmolVLM: tiles of 16 patches, which become 4 tokens."""
     return {"vision_config": {**TOWER, "image_size": 28, "patch_size": 7}, "scale_factor": 2}
 
 
 def _deep(*indexes: int) -> dict[str, Any]:
-    """Return what the tower of Qwen3-VL is configured by: `indexes` of the layers whose features the decoder adds."""
+    """Return the config of Qwen3-VL's tower. indexes: the layers whose features the decoder adds (DeepStack)."""
     return {**QWEN3, "deepstack_visual_indexes": list(indexes)}
 
 
 def _pooled(size: int, patch: int, tokens: int) -> dict[str, Any]:
-    """Return what Gemma 3 is configured by: pictures whose patches are pooled into `tokens`."""
+    """Return the config of Gemma 3: images whose patches are pooled into `tokens`."""
     return {"vision_config": {**SIGLIP, "image_size": size, "patch_size": patch}, "mm_tokens_per_image": tokens}
 
 
 def _pictures(size: int) -> Gemma3ImageProcessorPil:
-    """Return the processor of square pictures, whole ones."""
+    """Return an image processor for whole square images."""
     return Gemma3ImageProcessorPil(size={"height": size, "width": size}, do_pan_and_scan=False)
 
 
 def _cropped(**more: Any) -> dict[str, Any]:
-    """Return what InternVL is configured by: crops of 16 patches, which become 4 tokens."""
+    """Return the config of InternVL: crops of 16 patches, which become 4 tokens."""
     vision = {**TOWER, "image_size": [28, 28], "patch_size": [7, 7], "attention_bias": True, "use_qk_norm": True}
     return {"vision_config": vision, "downsample_ratio": 0.5, **more}
 
@@ -178,7 +178,7 @@ VLMS = {vlm.name: vlm for vlm in vlms()}
 
 @cache
 def tokenizer(vlm: Vlm) -> Tokenizer:
-    """Byte-level BPE with the special tokens of all families."""
+    """Return a byte-level BPE tokenizer with the special tokens of all families."""
     bpe = byte_level(chat_template=TEMPLATE.replace("IMAGE", vlm.image_text))
     bpe.hf.add_special_tokens({"additional_special_tokens": SPECIAL})
     return bpe
@@ -186,7 +186,7 @@ def tokenizer(vlm: Vlm) -> Tokenizer:
 
 @cache
 def model_of(vlm: Vlm) -> Any:
-    """Return transformers' model with every weight random, so that answers hang on all of them."""
+    """Return transformers' model with all weights random, so that answers depend on each of them."""
     torch.manual_seed(0)
     hf = tokenizer(vlm).hf
     text = {**vlm.text, "vocab_size": len(hf), "eos_token_id": hf.eos_token_id}
@@ -216,7 +216,7 @@ def model_of(vlm: Vlm) -> Any:
 
 @cache
 def folder_of(vlm: Vlm) -> Path:
-    """Return the model as a folder that transformers saved."""
+    """Return a folder with the model saved by transformers."""
     folder = Path(mkdtemp(prefix="trtkit-test-"))
     model_of(vlm).save_pretrained(folder)
     tokenizer(vlm).hf.save_pretrained(folder)
@@ -226,12 +226,12 @@ def folder_of(vlm: Vlm) -> Path:
 
 @cache
 def bundle_of(vlm: Vlm, *overrides: str) -> Path:
-    """Return the model's bundle: 3 slots, logits of every token."""
+    """Return the model's bundle, with 3 slots and logits of all tokens."""
     return build(folder_of(vlm), Path(mkdtemp(prefix="trtkit-test-")), *overrides)
 
 
 def build(folder: Path, out: Path, *overrides: str) -> Path:
-    """Build the model in `folder` into a bundle below `out`."""
+    """Build a bundle below `out` from the model in `folder`."""
     limits = f"max_batch_size: 3, max_sequence_length: {LENGTH}, max_prefill_length: {MAX_PREFILL}, logits: all"
     (out / "m.yaml").write_text(f"source: {{hf: {folder}}}\nllm: {{{limits}}}\nvision: {{max_images: 3}}\n")
     config = load_config(str(out / "m.yaml"), overrides)
@@ -245,7 +245,7 @@ def picture(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 class Reference:
-    """transformers' model on prompts with all placeholders."""
+    """transformers' model, on prompts with expanded placeholders."""
 
     def __init__(self, vlm: Vlm) -> None:
         self.model, self._folder = model_of(vlm), folder_of(vlm)
@@ -253,7 +253,7 @@ class Reference:
         self._is_tiled, self._is_qwen = "scale_factor" in vlm.config, vlm.model_type.startswith("qwen")
 
     def images(self, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
-        """Return what the whole model takes of images."""
+        """Return the whole model's inputs for images."""
         if not images:
             return {}
         processor = AutoImageProcessor.from_pretrained(self._folder, backend="pil")
@@ -283,7 +283,7 @@ class Reference:
         return [int(token) for token in sequences[0, len(ids) :]]
 
     def inputs(self, ids: Sequence[int], images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
-        """Return what the whole model takes."""
+        """Return the whole model's inputs."""
         tokens = torch.tensor([list(ids)])
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), **self.images(images)}
         if self._is_qwen:

@@ -1,4 +1,4 @@
-"""A small Whisper with random weights, as its folder is on disk: short audio, no real words."""
+"""A small Whisper with random weights for short audio, saved as transformers does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array
 
 RATE, SECONDS = 16_000, 1
-PLACES = 50  # of two frames of 10 ms each
+PLACES = 50  # encoder positions, each of two frames of 10 ms
 VOCAB, START = 300, 260
 SPECIAL = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>",
            "<|notimestamps|>"]  # fmt: skip
@@ -42,22 +42,22 @@ GENERATION: dict[str, Any] = {
     "decoder_start_token_id": IDS["<|startoftranscript|>"],
     "eos_token_id": IDS["<|endoftext|>"],
     "pad_token_id": IDS["<|endoftext|>"],
-    "suppress_tokens": [7, 9, 11, *range(START + len(SPECIAL), VOCAB)],  # times, at which transformers cuts
+    "suppress_tokens": [7, 9, 11, *range(START + len(SPECIAL), VOCAB)],  # timestamps, where transformers would cut
     "begin_suppress_tokens": [32, IDS["<|endoftext|>"]],
     "max_length": 40,
 }
 
 
 def save(folder: Path, generation: dict[str, Any] | None = None, **changes: Any) -> WhisperForConditionalGeneration:
-    """Write the model with its processor and tokenizer; return it."""
+    """Save the model with its processor and tokenizer; return it."""
     torch.manual_seed(0)
     model = WhisperForConditionalGeneration(WhisperConfig(**{**CONFIG, **changes})).eval()
     for name, weight in model.named_parameters():
         if name.endswith("encoder.embed_positions.weight"):
-            continue  # sines
+            continue  # sinusoidal positions
         is_matrix = weight.dim() > 1
         center = 1.0 if "norm" in name and name.endswith("weight") else 0.0
-        is_heard = ".encoder_attn." in name or ".conv" in name  # strong, so that tokens depend on it
+        is_heard = ".encoder_attn." in name or ".conv" in name  # large, so that tokens depend on the audio
         deviation = 3.0 if is_heard else 1.5
         torch.nn.init.normal_(weight, center, deviation * weight[0].numel() ** -0.5 if is_matrix else 0.3)
     model.save_pretrained(folder)
@@ -71,20 +71,20 @@ def save(folder: Path, generation: dict[str, Any] | None = None, **changes: Any)
 
 
 def features(folder: Path, samples: Array) -> torch.Tensor:
-    """Return the features [1, bins, frames] of audio as transformers makes them."""
+    """Return transformers' features [1, bins, frames] of audio."""
     extractor = WhisperFeatureExtractor.from_pretrained(folder)
     return extractor(samples, sampling_rate=RATE, return_tensors="pt").input_features
 
 
 def sound(seed: int, seconds: float = SECONDS) -> Array:
-    """Return a tone that falls or rises, in noise, as samples [N]."""
+    """Return samples [N] of a falling or rising tone in noise."""
     generator, time = np.random.default_rng(seed), np.arange(int(RATE * seconds)) / RATE
     pitch = generator.uniform(100, 3000) + generator.uniform(-900, 900) * time
     return (0.5 * np.sin(2 * np.pi * pitch * time) + 0.02 * generator.standard_normal(len(time))).astype(np.float32)
 
 
 def write_wav(path: Path, samples: Array, rate: int = RATE) -> None:
-    """Write mono samples in 16 bits."""
+    """Write 16-bit mono samples."""
     with wave.open(str(path), "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)

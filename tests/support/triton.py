@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from trtkit.deployment.triton.endpoints import ModelState
 
-# What `make triton` installs; a test that needs it fails with how to get it where it is missing.
+# `make triton` installs the server; if it is missing, tests that need it fail and say how to install it.
 START_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
 class Served:
-    """A running server. states: of its models, once all were loaded or had failed."""
+    """A running server. states: of its models, after all have loaded or failed."""
 
     server: LocalServer
     states: dict[str, ModelState]
@@ -46,20 +46,20 @@ class Served:
 
     @property
     def log(self) -> str:
-        """All that the server and its models have printed."""
+        """All output of the server and its models."""
         return self.server.log.text
 
 
 def quiet_ports() -> Endpoints:
-    """Return endpoints on free ports that no system gives to whoever asks for any."""
+    """Return endpoints on free ports outside the ephemeral range, so that no other process is assigned them."""
     return Endpoints("127.0.0.1", *free_ports_below(30_000, 3))
 
 
 @contextlib.contextmanager
 def serving(repository: Path, *flags: str) -> Iterator[Served]:
-    """Serve a repository as it is, unchecked, on free ports; the server ends with the block. Share one in a file.
+    """Serve a repository, unchecked, on free ports until the block ends. Tests of a file should share a server.
 
-    flags: of tritonserver, beside those that `trtkit serve` gives for the repository's configurations.
+    flags: additional flags of tritonserver, next to those of `trtkit serve` for the repository's configurations.
     """
     files = find_server()
     all_flags = (*needed_flags(read_repository(repository), files), *flags)
@@ -69,7 +69,7 @@ def serving(repository: Path, *flags: str) -> Iterator[Served]:
         yield Served(server, {state.name: state for state in states})
 
 
-# What `trtkit deploy` writes too: the server's Python finds the packages of this one, behind a NumPy that fits it.
+# As in `trtkit deploy`: the server's Python finds this one's packages, after a NumPy that fits it.
 PREAMBLE = """\
 import os
 import site
@@ -83,9 +83,9 @@ if os.environ.get("TRTKIT_OVERLAY"):
 
 
 def python_model(repository: Path, name: str, code: str, config: str) -> Path:
-    """Write a model of the Python backend that runs on the CPU, version 1; return its folder.
+    """Write version 1 of a Python backend model that runs on the CPU; return its folder.
 
-    config: what stands in config.pbtxt beside name, backend and instances. code: of `model.py`, behind PREAMBLE.
+    config: the rest of config.pbtxt, without name, backend and instances. code: of `model.py`, after PREAMBLE.
     """
     folder = repository / name
     (folder / "1").mkdir(parents=True)

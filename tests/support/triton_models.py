@@ -1,4 +1,4 @@
-"""Models for Triton's Python backend: right ones, and some that are not what they should be."""
+"""Models for Triton's Python backend, correct ones and faulty ones."""
 
 TENSORS = """\
 input { name: "x" data_type: TYPE_FP32 dims: 2 }
@@ -17,7 +17,7 @@ class TritonPythonModel:
             found.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x * 2)]))
         return found
 """
-# Answers, whatever it is asked, with ones.
+# Answers every request with ones.
 ONES = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -56,7 +56,7 @@ class TritonPythonModel:
 FAILS = (
     "\nclass TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('the weights are gone')\n"
 )
-# What stands before an engine gives tensors that are called as the engine's inputs.
+# A preprocessing step, whose outputs have the names of the engine's inputs.
 FLIPS = """
 import triton_python_backend_utils as pb_utils
 

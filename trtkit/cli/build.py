@@ -38,7 +38,7 @@ Examples:
 @click.option(
     "--preset",
     type=click.Choice(["chat", "throughput", "long"]),
-    help="For language models: decide what a build decides for a purpose, where the config and --set do not.",
+    help="For language models: defaults for a purpose, for keys that neither the config nor --set sets.",
 )
 @click.option("--no-cache", is_flag=True, help="Build even if the result is cached.")
 @json_option

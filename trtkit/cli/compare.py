@@ -27,7 +27,7 @@ Examples:
 \b
 Needs no GPU. int8 and other methods that calibrate need data:
 `--set quantize.calibration.data=FOLDER`.
-Exit codes: 0 done, 1 failed or every variant is out, 2 wrong usage."""
+Exit codes: 0 done, 1 failed or no variant passed, 2 wrong usage."""
 
 
 @click.command(epilog=EPILOG)
@@ -38,7 +38,9 @@ Exit codes: 0 done, 1 failed or every variant is out, 2 wrong usage."""
 @click.option("--images", type=click.Path(path_type=Path, file_okay=False), help="Labelled pictures, as for `eval`.")
 @click.option("--truth", type=FILE, help="Expected answers: a CSV file, or COCO annotations.")
 @click.option("--text", type=FILE, metavar="FILE", help="UTF-8 text to measure perplexity on.")
-@click.option("--windows", type=click.IntRange(0), default=8, metavar="N", help="Of the text; 0 for all.  [default: 8]")
+@click.option(
+    "--windows", type=click.IntRange(0), default=8, metavar="N", help="Windows of the text; 0 for all.  [default: 8]"
+)
 @click.option(
     "--gpu", default="l4", show_default=True, metavar="NAME", help="GPU to plan for.", shell_complete=completions.gpus
 )
@@ -51,7 +53,7 @@ Exit codes: 0 done, 1 failed or every variant is out, 2 wrong usage."""
     help="What a variant may lose against the baseline: points of accuracy, or percent of perplexity.",
 )
 @output_option("Folder for the bundles, each as NAME-VARIANT.  [default: bundles]", file_okay=False)
-@click.option("--html", type=FILE, metavar="FILE", help="Write an HTML report with a picture.")
+@click.option("--html", type=FILE, metavar="FILE", help="Write an HTML report with a plot.")
 @model_options
 @json_option
 @quiet_option

@@ -64,7 +64,7 @@ def init(source: str, save: Path | None, force: bool, as_json: bool) -> None:
 @json_option
 @run_options
 def validate(config: str, target: str | None, overrides: Overrides, as_json: bool) -> None:
-    """Check a config and list everything that is wrong with it.
+    """Check a config and list all of its errors.
 
     FILE is a YAML file, or the name of a shipped config. If the model is there, keys that do not apply to it are errors
     too. Exits with 2 if the config is not valid.

@@ -112,9 +112,9 @@ def command(
 ) -> None:
     """Deploy a bundle to a model repository of Triton Inference Server, or a language model to Kubernetes.
 
-    Writes config.pbtxt with the engine of BUNDLE or a model that runs on trtkit's runtime, and says which and why. If
-    the config defines pre- and postprocessing, the model takes images and returns answers. Language models stream, with
-    the input and output names of TensorRT-LLM's Triton backend.
+    Writes config.pbtxt with BUNDLE's engine, or with a model that runs on trtkit's runtime, and prints which and why.
+    If the config defines pre- and postprocessing, the model takes images and returns answers. Language models stream,
+    with the input and output names of TensorRT-LLM's Triton backend.
 
     --to dynamo writes the manifests of pods that run `trtkit serve BUNDLE`, each with --instances workers.
     """

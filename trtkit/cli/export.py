@@ -55,8 +55,8 @@ def command(
     """Write a language model as a TensorRT-LLM checkpoint.
 
     MODEL is a config's name or YAML file, a .gguf file, a folder that transformers, ModelOpt or TensorRT-LLM saved, or
-    a hub id. Weights are written in --precision, those of quantized layers as they are. What the format cannot hold
-    to the bit is refused.
+    a hub id. Weights are written in --precision; quantized layers keep their codes. Models that the format cannot
+    represent exactly are refused.
     """
     from trtkit.builder.export import export_model
     from trtkit.cli.progress import show_progress

@@ -78,11 +78,11 @@ settings, 130 cancelled."""
 def command(bundle: str, texts: tuple[str, ...], prompts: tuple[str, ...], **options: Any) -> None:
     """Generate text with the language model in BUNDLE from the prompt TEXT, or transcribe audio.
 
-    One prompt is answered as it is produced; of several, each answer follows its prompt. Answers are greedy and have up
-    to 128 tokens unless options say otherwise, as those of `LLM.generate` without settings are. With --json
-    each request is one line, as it is complete.
+    The answer to a single prompt is streamed; with several, each answer follows its prompt. By default, answers are
+    greedy and up to 128 tokens long, as with `LLM.generate`. With --json, each request is printed as one line once it
+    is complete.
 
-    With --output, a run that was stopped goes on when the command is repeated.
+    With --output, repeating the command resumes a run that was stopped.
     """
     from trtkit.cli.generate_answers import Answers, answer_into
     from trtkit.llm import AnswerSource, prepare_prompts, read_text_bundle

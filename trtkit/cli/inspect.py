@@ -46,7 +46,7 @@ Examples:
 @click.option("--html", type=FILE, help="Write a page; with --fusion, one with the network as a graph.")
 @click.option("--measured", type=FILE, multiple=True, help="With --fusion --html: JSON of verify or bench to color by.")
 @click.option("--onnx", type=FILE, help="Write a bundle's network, layer by layer, as an ONNX file.")
-@click.option("--stage", metavar="NAME", help="With --onnx: which network of a bundle that has several.")
+@click.option("--stage", metavar="NAME", help="With --onnx: the network to write if the bundle has several.")
 @json_option
 @quiet_option
 def command(

@@ -134,7 +134,7 @@ class GroupedCommand(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
+            if record is not None and not isinstance(parameter, click.Argument):
                 sections.setdefault(getattr(parameter, _GROUP, "Options"), []).append(record)
         for title, records in sections.items():
             with formatter.section(title):

@@ -56,10 +56,15 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, config, GPU or length."""
     "--requests-per-second",
     type=click.FloatRange(0, min_open=True),
     metavar="X",
-    help="A load: how many GPUs carry it at best, and their cost a month.",
+    help="Estimate the fewest GPUs for this load, and their monthly cost.",
 )
-@click.option("--host-memory", type=click.FloatRange(0, min_open=True), metavar="GB", help="Plan stages in turn, too.")
-@click.option("--disk", metavar="READ[/WRITE]", help="Disk for weights and caches beyond it, in GB/s.")
+@click.option(
+    "--host-memory",
+    type=click.FloatRange(0, min_open=True),
+    metavar="GB",
+    help="Also plan offloading, to this much host memory.",
+)
+@click.option("--disk", metavar="READ[/WRITE]", help="Disk bandwidth for what exceeds host memory, in GB/s.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write an HTML report.")
 @click.option("--details", is_flag=True, help="Show layers, batch sizes, formats, several GPUs and assumptions, too.")
 @click.option("--list-gpus", is_flag=True, help="Show the table of GPUs with its sources, and exit.")

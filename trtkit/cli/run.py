@@ -47,7 +47,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 cancelled."""
     "--predictions",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write all answers: JSON lines (.jsonl), or a detector's boxes as COCO has them (.json).",
+    help="Write all answers: JSON lines (.jsonl), or a detector's boxes in COCO's format (.json).",
 )
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Items per call.  [default: the profile's opt]")
 @click.option("--top-k", type=click.IntRange(1), default=5, metavar="N", help="Classes to show.  [default: 5]")
@@ -65,7 +65,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 cancelled."""
     "--runtime",
     type=click.Choice(["auto", "tensorrt", "reference", "onnxruntime"]),
     default="auto",
-    help="What computes: TensorRT if a GPU is present, else the reference executor.  [default: auto]",
+    help="Runtime: TensorRT if a GPU is present, else the reference executor.  [default: auto]",
 )
 @serving_option("weight_budget_gib")
 @json_option
@@ -88,7 +88,7 @@ def command(
     """Run a model on pictures, videos, texts or arrays: files, folders of pictures, text files, .npz.
 
     Prints what the config's `task` reads from the outputs: classes, text, boxes, keypoints, a class or a depth for each
-    pixel, or an embedding. With --json every input is one line. --output draws on pictures and videos and saves arrays.
+    pixel, or an embedding. With --json, each input is one line. --output draws on pictures and videos and saves arrays.
     """
     from trtkit.cli.visible import echo
     from trtkit.runtime.model import open_model

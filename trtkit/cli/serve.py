@@ -64,14 +64,14 @@ _BUNDLE = (
         type=click.Choice(["kv", "round-robin", "least-loaded", "power-of-two", "random"]),
         default="kv",
         show_default=True,
-        help="How requests are spread; `kv` sends a prompt where its beginning is cached.",
+        help="How requests are routed; `kv` sends a prompt to the worker that has its prefix cached.",
     ),
     click.option(
         "--migrations",
         type=click.IntRange(0),
         default=3,
         show_default=True,
-        help="How often a request may go on at another worker when its own dies.",
+        help="How often a request may move to another worker if its worker dies.",
     ),
     click.option(
         "--hang-timeout",
@@ -80,15 +80,17 @@ _BUNDLE = (
         default=120,
         show_default=True,
         metavar="SECONDS",
-        help="How long one step of a worker may take before it is started again.",
+        help="Time limit of a step, after which its worker is restarted.",
     ),
-    click.option("--body-mib", type=click.IntRange(1), help="Largest request.  [default: 4, with images 64]"),
+    click.option(
+        "--body-mib", type=click.IntRange(1), help="Largest request body, in MiB.  [default: 4, with images 64]"
+    ),
     click.option(
         "--api-key",
         metavar="KEY",
         envvar=API_KEY,
         show_envvar=True,
-        help="Answer only requests with this key, but for probes and metrics.",
+        help="Answer only requests with this key, except probes and metrics.",
     ),
     click.option(
         "--tool-call-parser",
@@ -175,7 +177,7 @@ _OF_REPOSITORIES = ["server", "grpc_port", "metrics_port", "control_mode", "load
     type=click.Choice(get_args(LogFormat)),
     default="text",
     show_default=True,
-    help="Form of the log on stderr: text, or a JSON object per line.",
+    help="Format of the log on stderr: text, or a JSON object per line.",
 )
 @json_option
 @quiet_option
@@ -185,14 +187,13 @@ def command(
 ) -> None:
     """Serve language models with an OpenAI-compatible API, or a model repository with Triton.
 
-    MODEL is the bundle of a language model, or what `trtkit build` takes, which is first built into bundles/NAME if
-    that is not there. NVIDIA Dynamo's frontend and --replicas workers serve it, or workers of each of several models,
-    which requests select by `model`; prints the URL and a request to try once prompts were answered. With several,
-    --name, --lora, --tool-call-parser and --reasoning-parser are repeatable and take MODEL=VALUE, MODEL being a path as
-    given or the name of its folder. A REPOSITORY, as
-    `trtkit deploy` writes it, is checked and served by a local Triton server. Both listen on the loopback address by
-    default. Logs go to stderr; --quiet limits them to warnings and errors. --json prints one line once the models are
-    loaded.
+    MODEL is the bundle of a language model, or any model that `trtkit build` takes, which is built into bundles/NAME
+    first if needed. NVIDIA Dynamo's frontend and --replicas workers serve it. With several models, each has its own
+    workers, and requests select one by `model`; --name, --lora, --tool-call-parser and --reasoning-parser are then
+    repeatable and take MODEL=VALUE, where MODEL is a path as given or the name of its folder. Once the server has
+    answered test prompts, its URL and an example request are printed. A REPOSITORY, as `trtkit deploy` writes it, is
+    checked and served by a local Triton server. Both listen on the loopback address by default. Logs go to stderr;
+    --quiet limits them to warnings and errors. --json prints one line once the models are loaded.
     """
     from trtkit.bundle.bundle import is_bundle
 

@@ -39,7 +39,7 @@ _OPTIONS = (
     click.option("--times", type=_FILE, metavar="FILE", help="JSON of measured step times, instead of MODEL."),
     click.option("--efficiency", type=click.FloatRange(0, 1, min_open=True), default=1.0, metavar="X",
                  help="Share of the roofline that steps reach.  [default: 1]"),
-    click.option("--overhead-ms", type=_AMOUNT, default=0.0, metavar="X", help="Time of a call besides.  [default: 0]"),
+    click.option("--overhead-ms", type=_AMOUNT, default=0.0, metavar="X", help="Overhead per call.  [default: 0]"),
     click.option("--rate", type=_ABOVE, metavar="X", help="Requests per second."),
     click.option("--arrivals", type=click.Choice(["poisson", "bursty", "constant"]), default="poisson",
                  help="Pattern of arrivals.  [default: poisson]"),
@@ -69,12 +69,11 @@ _OPTIONS = (
                  help="Tokens of a slot.  [default: the longest request]"),
     click.option("--prefill-budget", type=_COUNT, metavar="N", help="New tokens per step.  [default: 512]"),
     click.option("--batching", type=click.Choice(["packed", "separate"]),
-                 help="Decoding and prompts share a call, or have one each.  [default: as MODEL's config says]"),
+                 help="Decode and prefill share a call, or have one each.  [default: MODEL's config]"),
     click.option("--kv", type=click.Choice(["linear", "paged", "paged-in-place"]),
-                 help="Caches: a slot per sequence, or pages, copied by each step or not.  [default: as MODEL's config "
-                 "says]"),
+                 help="Caches: a slot per sequence, or pages, copied by each step or not.  [default: MODEL's config]"),
     click.option("--page-tokens", type=_COUNT, metavar="N",
-                 help="Tokens of a page.  [default: as MODEL's config says, or 16]"),
+                 help="Tokens per page.  [default: MODEL's config, or 16]"),
     click.option("--pages", type=_COUNT, metavar="N", help="Pages of a replica.  [default: what fits]"),
     click.option("--host-cache-gib", type=_AMOUNT, metavar="GIB",
                  help="Host memory of a replica for caches that its GPU cannot hold.  [default: 2]"),
@@ -283,8 +282,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, traffic, model, GPU or times."""
 def command(path: str | None, as_json: bool, **options: Any) -> None:
     """Simulate serving a language model: latency, goodput, GPUs and cost.
 
-    The engine's own queue, schedules, slots and chunks run on a virtual clock. What a step takes comes from the
-    roofline of MODEL on --gpu, which is a lower bound unless --efficiency says which share of it engines reach, or from
+    The engine's own queue, schedules, slots and chunks run on a virtual clock. Step times come from the roofline
+    of MODEL on --gpu, which is a lower bound unless --efficiency states which share of it engines reach, or from
     measured coefficients (--times).
     """
     from trtkit.cli.progress import show_progress

@@ -271,7 +271,7 @@ def _check_array(array: Array, spec: OnnxTensorSpec, where: str) -> None:
     )
     if not fits:
         wanted = ", ".join("any" if dim == f"{spec.name}.{axis}" else str(dim) for axis, dim in enumerate(spec.shape))
-        what = f"`{spec.name}` has shape {list(array.shape)}, [{wanted}] is needed"
+        what = f"`{spec.name}` has shape {list(array.shape)}; expected [{wanted}]"
         raise SourceError(what, where, "give an array of that shape")
     if dtype_of(spec.dtype).is_float and not np.isfinite(array.astype(np.float32)).all():
         raise SourceError(f"`{spec.name}` holds NaN or infinite values", where, "give finite inputs")

@@ -1,4 +1,4 @@
-"""Attention of one layer, its norms and its rotary embedding, or multi-head latent attention, as data."""
+"""A layer's attention as data: heads, norms, rotary embedding, masks; multi-head latent attention; cross-attention."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class NormSpec:
 
 
 @dataclass(frozen=True)
-class QueryGrowth:
-    """A query at position p is also multiplied by 1 + beta * log(1 + (p + first) // length)."""
+class QueryScaling:
+    """Scales the query at position p by 1 + beta * log(1 + (p + first) // length) (Llama 4, Ministral 3)."""
 
     beta: float
     length: int
@@ -35,13 +35,14 @@ class QueryGrowth:
 class RopeSpec:
     """Rotary position embedding of the first `dim` elements of each head.
 
-    is_interleaved: pairs are neighbours; otherwise element i of the two halves.
-    max_position_embeddings: the model's own context length, which dynamic NTK scaling starts from.
+    is_interleaved: rotates elements 2i and 2i + 1 together; otherwise i and i + dim / 2.
+    max_position_embeddings: the model's context length, where dynamic NTK scaling starts.
     scaling, parameters: the method and its numbers under Hugging Face's names (`factor`, `beta_fast`, ...).
-    sections: pairs that turn by time, height and width (M-RoPE), in turn; all by the one position where empty.
-    are_sections_interleaved: height has each third pair from the second on, width from the third on, as many as their
-        sections; time has the others.
-    is_reversed: pairs turn the other way (nanochat).
+    sections: how many pairs are rotated by time, by height and by width, in this order (M-RoPE). Empty: tokens have a
+        single position.
+    are_sections_interleaved: height takes pairs 1, 4, 7, ..., width pairs 2, 5, 8, ..., as many as their sections; time
+        takes the rest.
+    is_reversed: rotates in the opposite direction (nanochat).
     """
 
     theta: float
@@ -57,7 +58,7 @@ class RopeSpec:
 
 @dataclass(frozen=True)
 class GateSpec:
-    """Factors of the heads' outputs: activations of what a matrix of their own gives. is_by_head: one for each head."""
+    """Gates on the heads' outputs, from a projection of their own. is_by_head: one per head, not one per element."""
 
     activation: Literal["sigmoid", "softplus"]
     is_by_head: bool = False
@@ -65,9 +66,9 @@ class GateSpec:
 
 @dataclass(frozen=True)
 class RelativeSpec:
-    """A learned score of each head for a key's distance, by `buckets` that widen up to `max_distance` (T5).
+    """A learned bias per head and distance, in `buckets` that widen up to `max_distance` (T5).
 
-    layer: whose table of scores [buckets, N] it is.
+    layer: the layer that stores the table [buckets, N].
     """
 
     buckets: int
@@ -80,31 +81,33 @@ class AttentionSpec:
     """Self-attention of one layer.
 
     scale: factor of the scores, usually head_dim ** -0.5.
-    qkv: how the projections are stored: three matrices; one, `[q | k | v]`; one in which each key/value head follows
-        its query heads (`grouped`); one of four blocks `[q | v | k]`, each of a fourth of the heads (`fourths`); or two
-        matrices, of queries and of keys, which are also the values (`no_values`).
-    has_key_bias: if the projections have biases, that of keys too.
-    qk_norm: over each head, with one weight for all ("head"), a row for each ("each_head") or a weight of its own name
-        for each ("listed_heads"); or over all heads together ("all"). is_rotated_first: it comes after the rotation.
-    qkv_clip: queries, keys and values are limited to -qkv_clip .. qkv_clip before they are cut into
-        heads, after a norm over all heads; None: no limit.
+    qkv: how projections are stored. `separate`: three matrices. `concatenated`: one matrix, `[q | k | v]`. `grouped`:
+        one matrix in which each group of query heads is followed by its key head and its value head. `fourths`: one
+        matrix of four blocks `[q | v | k]`, each with a fourth of the heads. `no_values`: the keys are the values, too.
+    has_key_bias: whether keys have a bias, too, if `has_qkv_bias`.
+    qk_norm: a norm of queries and keys. `head`: over each head, with one weight for all; `each_head`: with a row of
+        weights per head; `listed_heads`: with a separately named weight per head. `all`: over all heads together.
+    is_rotated_first: qk_norm follows the rotary embedding instead of preceding it.
+    qkv_clip: clamps queries, keys and values to [-qkv_clip, qkv_clip], after a norm over all heads and before they are
+        split into heads; None: no limit.
     softcap: scores become softcap * tanh(scores / softcap). has_sinks: one learned score per head joins the softmax.
-    has_alibi: scores fall linearly with distance, by ALiBi's slopes times alibi_scale (Falcon: scale).
-    relative: scores that are added by distance; None if there are none.
-    rope: None if nothing turns. sliding_window: tokens that one sees, itself included; None for all. chunk: positions
-        are in chunks of that many, and tokens see those of their own chunk. query_growth: None if queries stay.
-    latent: if there is one, all heads share a key/value head of its rank and rope_dim elements, the first of which,
-        expanded for each head, are its values. norm is then that of the compressed vectors.
-    is_gated: the heads' outputs are multiplied by sigmoids of gates, which follow each head's query in `q`.
-    value_dim: elements of a head's values, if fewer than of its keys; caches hold zeros in place of the others, since
-        TensorRT's attention takes keys and values of one size. value_scale: factor of the values. key_factor: of the
-        keys, which `scale` has in it and caches do not.
-    gate: gates that have a matrix of their own, `z`; None if there are none.
-    value_norm: over each head's values. output_norm: over what all heads give together, before `o`.
-    cache_of: number of the layer whose keys and values it reads, if it has none.
-    share: of all heads, of which these are one rank's; the ranks' outputs are summed.
-    context: of the cached positions, which this rank attends to, with the query heads of all ranks.
-    context_heads: of the key/value heads that these ranks bring, in order, those that differ, which each rank caches.
+    has_alibi: adds ALiBi's bias, which is linear in distance, times alibi_scale (Falcon: scale).
+    relative: learned bias by distance; None if there is none.
+    rope: None if there is no rotary embedding.
+    sliding_window: how many tokens a token attends to, itself included; None for all.
+    chunk: tokens attend within their own chunk of this many positions. query_scaling: scales queries by position.
+    latent: all heads share one key/value head: a latent vector, which each head expands to its keys and values, and
+        rope_dim rotated elements. `norm` is then that of the compressed vectors.
+    is_gated: outputs are multiplied by the sigmoid of gates, which follow each head's query in `q`.
+    value_dim: elements of a head's value, if fewer than of its key. Caches pad values with zeros, since TensorRT's
+        attention takes keys and values of one size.
+    value_scale: factor of the values. key_factor: factor of the keys; it is part of `scale` and not of cached keys.
+    gate: gates with a projection of their own, `z`; None if there are none.
+    value_norm: over each head's values. output_norm: over the outputs of all heads together, before `o`.
+    cache_of: the layer whose keys and values this layer reads, if it has none.
+    share: this rank's share of the heads; the ranks' outputs are summed.
+    context: this rank's share of cached positions, to which the query heads of all ranks attend.
+    context_heads: which of the key/value heads gathered from these ranks, in order, each rank caches, without repeats.
     """
 
     num_attention_heads: int
@@ -127,7 +130,7 @@ class AttentionSpec:
     rope: RopeSpec | None = None
     sliding_window: int | None = None
     chunk: int | None = None
-    query_growth: QueryGrowth | None = None
+    query_scaling: QueryScaling | None = None
     latent: LatentSpec | None = None
     is_gated: bool = False
     value_dim: int | None = None
@@ -143,18 +146,18 @@ class AttentionSpec:
 
     @property
     def caches(self) -> tuple[str, ...]:
-        """Names of the layer's caches, each of `cached_heads` heads of head_dim elements a token."""
+        """Names of the layer's caches, each with `cached_heads` heads of head_dim elements per token."""
         if self.cache_of is not None:
             return ()
         return ("key", "value") if self.latent is None else ("latent",)
 
     def has_bias(self, projection: str) -> bool:
-        """Whether the matrix of queries (`q`), keys (`k`) or values (`v`) has a bias."""
+        """Whether the projection of queries (`q`), keys (`k`) or values (`v`) has a bias."""
         return self.has_qkv_bias and (projection != "k" or self.has_key_bias)
 
     @property
     def projections(self) -> tuple[str, ...]:
-        """Names of the matrices of queries, keys and values, if each has its own."""
+        """Names of the projections that have a matrix of their own."""
         if self.cache_of is not None:
             return ("q",)
         return ("q", "k") if self.qkv == "no_values" else ("q", "k", "v")
@@ -166,48 +169,48 @@ class AttentionSpec:
 
     @property
     def attending_heads(self) -> int:
-        """Query heads that attend to the layer's caches: those of all ranks, if these share its positions."""
+        """Number of query heads that attend to the layer's caches: those of all ranks if ranks share its positions."""
         return self.num_attention_heads * self.context.count
 
     @property
     def attending_share(self) -> Share:
-        """The share of all heads that they are."""
+        """The share of all heads that `attending_heads` make up."""
         return self.share if self.context.count == 1 else WHOLE
 
     @property
     def cached_elements(self) -> int:
-        """Elements that the layer's caches hold of one token."""
+        """Elements per token in the layer's caches."""
         return len(self.caches) * self.cached_heads * self.head_dim
 
     @property
     def output_size(self) -> int:
-        """Elements of all heads' outputs, which the output projection reads."""
+        """Elements that the output projection reads: the outputs of all heads."""
         value_size = self.head_dim if self.value_dim is None else self.value_dim
         return self.num_attention_heads * (value_size if self.latent is None else self.latent.value_dim)
 
     @property
     def used_value_size(self) -> int:
-        """Elements of what attention gives that are used, the first; caches may hold more of each value."""
+        """How many of each value's first elements are used; the rest is padding, or the latent's rotated elements."""
         if self.latent is not None:
             return self.latent_rank
         return self.head_dim if self.value_dim is None else self.value_dim
 
     @property
     def gate_size(self) -> int:
-        """Gates of one head, if they have a matrix of their own."""
+        """Gates per head, if gates have a projection of their own."""
         return 1 if self.gate is not None and self.gate.is_by_head else self.head_dim
 
     @property
     def latent_rank(self) -> int:
-        """Elements of the vector that keys and values come from; 0 if there is none."""
+        """Size of the latent vector that keys and values are expanded from; 0 if there is none."""
         return 0 if self.latent is None else self.head_dim - self.latent.rope_dim
 
 
 @dataclass(frozen=True)
 class CrossSpec:
-    """Attention to what an encoder made of a request: keys and values of `length` places, computed once by a stage.
+    """Cross-attention to an encoder's output: keys and values at `length` positions, computed once per request.
 
-    has_bias: of both projections. is_padded: requests fill as many places as they have tokens, and a mask says which.
+    has_bias: of both projections. is_padded: sources may be shorter than `length`, and a mask excludes the rest.
     """
 
     num_attention_heads: int
@@ -219,16 +222,17 @@ class CrossSpec:
 
     @property
     def elements(self) -> int:
-        """Elements of one sequence's keys and values."""
+        """Elements of one sequence's cross-attention keys and values."""
         return 2 * self.num_attention_heads * self.length * self.head_dim
 
 
 @dataclass(frozen=True)
 class LatentSpec:
-    """Multi-head latent attention: a token's keys and values of all heads come from one vector, which is cached.
+    """Multi-head latent attention: all heads' keys and values of a token are expanded from one cached vector.
 
-    Queries and keys are `nope_dim` elements, followed by `rope_dim` that turn and whose keys all heads share; values
-    have `value_dim`. query_rank: size of the vector that queries come from; None if they come from the hidden state.
+    Queries and keys have `nope_dim` elements without positions, then `rope_dim` rotated ones, which keys of all heads
+    share; values have `value_dim`.
+    query_rank: size of the latent vector of queries; None if queries are projected from the hidden state.
     Source: https://arxiv.org/abs/2405.04434, section 2.1.
     """
 
@@ -239,6 +243,6 @@ class LatentSpec:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Rows of one head in the matrices that have heads, by their names."""
+        """Rows per head of the matrices that are split by heads, by name."""
         queries = self.nope_dim + self.rope_dim
         return {"q": queries, "q_b": queries, "kv_b": self.nope_dim + self.value_dim}

@@ -1,8 +1,8 @@
-"""The positions of a sequence that each of several ranks caches: blocks of adjacent tokens, assigned round-robin.
+"""Context parallelism: ranks share a sequence's cached positions, in blocks of adjacent tokens assigned round-robin.
 
-The ranks' shares of a sequence differ by at most one block, at any length, so that all ranks read about the same amount
-in each step. Pages are split internally: each rank's pool holds a block of every page, and page tables are the same on
-all ranks. Source: Helix, https://arxiv.org/abs/2507.07120, section 2.3.
+At any length, the ranks' shares differ by at most one block, so all ranks read about equally much in each step. Each
+rank's pool holds its block of every page, so page tables are the same on all ranks.
+Source: Helix, https://arxiv.org/abs/2507.07120, section 2.3.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ LINEAR_BLOCK = 16
 
 @dataclass(frozen=True)
 class ContextShare:
-    """The positions that one of several ranks caches. block: adjacent tokens on the same rank."""
+    """One rank's share of a sequence's cached positions. block: how many adjacent tokens go to the same rank."""
 
     share: Share = WHOLE
     block: int = LINEAR_BLOCK
 
     @property
     def is_whole(self) -> bool:
-        """Whether a single rank caches all positions."""
+        """Whether this rank caches all positions."""
         return self.share.count == 1
 
     @property
@@ -42,7 +42,7 @@ class ContextShare:
 
     @property
     def multiple(self) -> int:
-        """Token counts divisible by this are split equally among ranks, from any such count on."""
+        """Multiples of this many tokens are split equally among the ranks, from any such multiple on."""
         return 1 if self.is_whole else self.period
 
     def count(self, tokens: int) -> int:
@@ -55,7 +55,7 @@ class ContextShare:
     def linear_length(self, tokens: int) -> int:
         """Return this rank's length of a linear cache of `tokens` tokens.
 
-        It is the same on all ranks. The last block takes new tokens that other ranks cache.
+        It is the same on all ranks. The extra last block takes the new tokens that other ranks cache.
         """
         return tokens if self.is_whole else (-(-tokens // self.period) + 1) * self.block
 
@@ -71,7 +71,7 @@ class ContextShare:
         return positions // self.block % self.share.count == self.share.index
 
     def places(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return the indices of tokens that this rank caches within its own cache."""
+        """Return where in this rank's cache the tokens at these positions are; the rank must hold them."""
         return positions if self.is_whole else positions // self.period * self.block + positions % self.block
 
 
@@ -79,7 +79,7 @@ ALL_POSITIONS = ContextShare()
 
 
 def context_of(share: Share, page_tokens: int | None) -> ContextShare:
-    """Return the layout of linear caches, or of pages with `page_tokens` tokens over all ranks."""
+    """Return a rank's share of linear caches, or of pages of `page_tokens` tokens, counted over all ranks."""
     if share.count == 1:
         return ALL_POSITIONS
     return ContextShare(share, LINEAR_BLOCK if page_tokens is None else page_tokens // share.count)

@@ -1,9 +1,9 @@
-"""Parts stated by few families: attention in chunks or with gates, MiMo's, Hunyuan's, Granite's, Command A+'s."""
+"""Spec parts that two or three related families share: Llama 4, Trinity, Laguna, MiMo, Hunyuan, Granite, Command A+."""
 
 from dataclasses import replace
 
 from trtkit.errors import SourceError
-from trtkit.models.attention import AttentionSpec, GateSpec, NormSpec, QueryGrowth, RopeSpec
+from trtkit.models.attention import AttentionSpec, GateSpec, NormSpec, QueryScaling, RopeSpec
 from trtkit.models.feed_forward import MlpSpec, MoeSpec, RoutingSpec
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import dense_types, mixture_part
@@ -26,10 +26,10 @@ _CHUNKED_TYPES = ("full_attention", "chunked_attention")
 
 
 def chunked_attentions(config: HfConfig) -> list[AttentionSpec]:
-    """Return each layer's attention: in chunks and rotated, or whole and with queries that grow."""
+    """Return Llama 4's attention of each layer: chunked and rotated, or full, not rotated and with scaled queries."""
     count, interval = int(config.need("num_hidden_layers")), int(config.get("no_rope_layer_interval", 4))
     default = [int((index + 1) % interval != 0) for index in range(count)]
-    turns = list(config.get("no_rope_layers", default) or default)  # 1 where a layer turns
+    turns = list(config.get("no_rope_layers", default) or default)  # despite its name, 1 for a layer that is rotated
     if len(turns) < count:
         raise SourceError(f"`no_rope_layers` has {len(turns)} entries for {count} layers", config.where)
     kinds = layer_types(config, [_CHUNKED_TYPES[bool(turn)] for turn in turns[:count]], _CHUNKED_TYPES)
@@ -44,7 +44,7 @@ def chunked_attentions(config: HfConfig) -> list[AttentionSpec]:
 
 
 def _rotated(config: HfConfig) -> AttentionSpec:
-    """Return attention whose queries and keys are rotated, and then normed by head without weights."""
+    """Return attention with a rotary embedding, followed by weightless norms of each query and key head."""
     attention = biased_attention_part(config)
     rope = rope_spec(config, attention.head_dim, theta=500000.0, is_interleaved=True)
     if not config.get("use_qk_norm", True):
@@ -54,9 +54,9 @@ def _rotated(config: HfConfig) -> AttentionSpec:
 
 
 def _plain(config: HfConfig) -> AttentionSpec:
-    growth = QueryGrowth(float(config.get("attn_scale", 0.1)), int(config.get("floor_scale", 8192)), first=1)
-    has_growth = bool(config.get("attn_temperature_tuning", True))
-    return replace(biased_attention_part(config), query_growth=growth if has_growth else None)
+    scaling = QueryScaling(float(config.get("attn_scale", 0.1)), int(config.get("floor_scale", 8192)), first=1)
+    has_scaling = bool(config.get("attn_temperature_tuning", True))
+    return replace(biased_attention_part(config), query_scaling=scaling if has_scaling else None)
 
 
 TRINITY_NAMES = {
@@ -70,7 +70,7 @@ TRINITY_NAMES = {
     "moe.choice_bias": "mlp.expert_bias",
 }
 LAGUNA_NAMES = {**SHARED_EXPERT_NAMES, "attention.z": "self_attn.g_proj"}
-# What Trinity's published files state and transformers takes for granted.
+# Fields of Trinity's published configs that transformers does not read: it always computes these values.
 _TRINITY = {
     "n_group": 1,
     "num_expert_groups": 1,
@@ -86,7 +86,7 @@ _LAGUNA_ROPE: dict[str, dict[str, object]] = {
 
 
 def trinity_attentions(config: HfConfig, norm: NormSpec) -> list[AttentionSpec]:
-    """Return each layer's attention: gates of each element, norms over heads, rotation where it slides."""
+    """Return Trinity's attention of each layer: gated by element, qk-norm by head, rotary only in sliding layers."""
     attention = replace(biased_attention_part(config), norm=norm, qk_norm="head", gate=GateSpec("sigmoid"))
     config.need("sliding_window")
     rope, window = rope_spec(config, attention.head_dim), window_part(config)
@@ -96,16 +96,16 @@ def trinity_attentions(config: HfConfig, norm: NormSpec) -> list[AttentionSpec]:
 
 
 def trinity_mixture(config: HfConfig) -> MoeSpec:
-    """Return experts that sigmoids choose, with a bias of the choice, and shared ones."""
+    """Return Trinity's mixture: routing by sigmoid with a selection bias, and shared experts."""
     for name, value in _TRINITY.items():
         config.refuse(name, value)
-    for name in ("load_balance_coeff", "use_grouped_mm"):  # of training, and how it is computed
+    for name in ("load_balance_coeff", "use_grouped_mm"):  # for training; an implementation choice
         config.get(name)
     routing = RoutingSpec(
         int(config.get("num_experts_per_tok", 6)),
         "sigmoid",
         choice_bias_axes=1,
-        added_to_sum=1e-20,
+        sum_epsilon=1e-20,
         scale=float(config.get("route_scale", 1.0)),
     )
     expert, shared = mlp_part(config, size="moe_intermediate_size"), int(config.get("num_shared_experts", 2))
@@ -116,9 +116,9 @@ def trinity_mixture(config: HfConfig) -> MoeSpec:
 
 
 def laguna_attentions(config: HfConfig, norm: NormSpec) -> list[AttentionSpec]:
-    """Return each layer's attention: its number of heads, its rotation, and gates of each head or element.
+    """Return Laguna's attention of each layer, with its own number of heads, rotary embedding and gates.
 
-    Raises SourceError for gates of another kind, and for rotations that are stated for all layers.
+    Raises SourceError for unknown gates, and for rotary parameters that are not stated per layer type.
     """
     gating = config.get("gating", "per-head") if config.get("gating") is not True else "per-head"
     if gating not in ("per-head", "per-element"):
@@ -144,12 +144,12 @@ def laguna_attentions(config: HfConfig, norm: NormSpec) -> list[AttentionSpec]:
 
 
 def laguna_mixture(config: HfConfig) -> MoeSpec:
-    """Return experts that sigmoids of capped logits choose, with a bias of the choice, and a shared one."""
+    """Return Laguna's mixture: routing by sigmoid of soft-capped logits with a selection bias, and a shared expert."""
     config.refuse("moe_apply_router_weight_on_input", False)
     config.refuse("norm_topk_prob", True)
     config.refuse("decoder_sparse_step", 1)
     config.refuse("qkv_bias", False)
-    config.get("mlp_only_layers")  # `mlp_layer_types` say it
+    config.get("mlp_only_layers")  # superseded by `mlp_layer_types`
     routing = RoutingSpec(
         int(config.get("num_experts_per_tok", 8)),
         "sigmoid",
@@ -169,9 +169,9 @@ _MIMO_ROPE: dict[str, dict[str, object]] = {
 
 
 def mimo_attentions(config: HfConfig) -> list[AttentionSpec]:
-    """Return each layer's attention: sliding layers have sinks, and twice the key/value heads.
+    """Return MiMo's attention of each layer: sliding layers have sinks and twice as many key/value heads.
 
-    Raises SourceError for values larger than keys, and for a rotation that does not say how much of a head it turns.
+    Raises SourceError for values larger than keys, and for a rotary embedding without `partial_rotary_factor`.
     """
     attention = attention_part(config, has_qkv_bias=bool(config.get("attention_bias", False)))
     value_dim, scale = int(config.need("v_head_dim")), config.get("attention_value_scale", 1.0)
@@ -180,7 +180,7 @@ def mimo_attentions(config: HfConfig) -> list[AttentionSpec]:
     attention = replace(attention, value_dim=value_dim, value_scale=float(scale))
     config.need("sliding_window")
     count, window = int(config.need("num_hidden_layers")), window_part(config)
-    others = config.get("sliding_window_size")  # how many tokens before its own a token sees
+    others = config.get("sliding_window_size")  # does not count the token itself
     usual = ["sliding_attention" if index and (index + 1) % 6 else "full_attention" for index in range(count)]
     types = layer_types(config, usual)
     for kind, stated in config.get("rope_parameters", _MIMO_ROPE).items():
@@ -201,7 +201,7 @@ def mimo_attentions(config: HfConfig) -> list[AttentionSpec]:
 
 
 def _check_published(config: HfConfig, sliding: AttentionSpec, types: list[str]) -> None:
-    """Raise SourceError for what published files state about sliding layers, where it is not what they compute."""
+    """Raise SourceError if fields of published configs contradict what transformers computes in sliding layers."""
     config.refuse("swa_num_attention_heads", sliding.num_attention_heads)
     config.refuse("swa_num_key_value_heads", sliding.num_key_value_heads)
     config.refuse("swa_head_dim", sliding.head_dim)
@@ -216,7 +216,7 @@ def _check_published(config: HfConfig, sliding: AttentionSpec, types: list[str])
 
 
 HUNYUAN_NAMES = {"attention.q_norm": "self_attn.query_layernorm", "attention.k_norm": "self_attn.key_layernorm"}
-# Fields of published files that the config classes do not have: what they switch is always so, or has no effect.
+# Fields of published configs that transformers' config classes lack: it always computes these values.
 _HUNYUAN_FIXED = {
     "use_qk_norm": True,
     "use_cla": False,
@@ -228,7 +228,7 @@ _HUNYUAN_IMMATERIAL = ("eod_token_id", "cla_share_factor", "org_vocab_size", "cl
 
 
 def hunyuan_attention(config: HfConfig) -> AttentionSpec:
-    """Return attention whose queries and keys are normed after they turn. Raises SourceError for other kinds."""
+    """Return Hunyuan's attention, with qk-norm after the rotary embedding. Raises SourceError for other kinds."""
     attention = biased_attention_part(config)
     for name, value in (*_HUNYUAN_FIXED.items(), ("attention_head_dim", attention.head_dim)):
         config.refuse(name, value)
@@ -238,7 +238,7 @@ def hunyuan_attention(config: HfConfig) -> AttentionSpec:
 
 
 def hunyuan_rope(config: HfConfig, head_dim: int) -> RopeSpec:
-    """Return the rotary embedding. `dynamic` with a fixed `alpha` only stretches the base, at every length."""
+    """Return Hunyuan's rotary embedding. `dynamic` with a fixed `alpha` only changes theta, alike at every length."""
     stated = config.get("rope_parameters", {}) or config.get("rope_scaling", {})
     kind = stated.get("rope_type", stated.get("type"))
     if kind != "dynamic" or not stated.get("alpha"):
@@ -251,9 +251,9 @@ GRANITE_SINKS = {"attention.sinks": "self_attn.sinks"}
 
 
 def sliding_granite_layers(config: HfConfig, feed_forward: MlpSpec | MoeSpec) -> tuple[LayerSpec, ...]:
-    """Return layers with sinks, of which all but every fourth slide, and each has a rotary base of its own.
+    """Return Granite's layers with sinks: three sliding ones, then a full one; each layer has its own rotary theta.
 
-    Raises SourceError for bases of another number of layers.
+    Raises SourceError if the thetas are not one per layer.
     """
     attention = biased_attention_part(config)
     attention = replace(attention, scale=float(config.get("attention_multiplier", 1.0)), has_sinks=True)
@@ -263,14 +263,16 @@ def sliding_granite_layers(config: HfConfig, feed_forward: MlpSpec | MoeSpec) ->
     thetas = [float(theta) for theta in config.get("layer_rope_theta", [rope.theta] * count)]
     if len(thetas) != count:
         raise SourceError(f"`layer_rope_theta` has {len(thetas)} entries for {count} layers", config.where)
-    ropes = [replace(rope, theta=theta) if theta else None for theta in thetas]  # 0: no rotation
+    ropes = [replace(rope, theta=theta) if theta else None for theta in thetas]  # 0: no rotary embedding
     return layers_part(config, attention, feed_forward, ropes, windows)
 
 
 def cohere_layers(config: HfConfig, moe: MoeSpec, first: int) -> tuple[LayerSpec, ...]:
-    """Return layers of experts, of which those with a window turn, and dense ones too if none of those has a window.
+    """Return Command A+'s layers of experts, with a rotary embedding in sliding layers.
 
-    first: how many layers are dense if the config lists no types.
+    Dense layers have one too if none of them slides.
+
+    first: number of dense layers if the config lists no types.
     """
     attention, count = biased_attention_part(config), int(config.need("num_hidden_layers"))
     rope = rope_spec(config, attention.head_dim, is_interleaved=True)
@@ -289,9 +291,9 @@ def cohere_layers(config: HfConfig, moe: MoeSpec, first: int) -> tuple[LayerSpec
 
 
 def averaged_mixture(config: HfConfig, expert: MlpSpec) -> MoeSpec:
-    """Return experts whose sum is averaged with what shared ones give, or added to it.
+    """Return Command A+'s mixture, averaged with the shared experts' output or added to it.
 
-    Raises SourceError for another way to choose or to join them.
+    Raises SourceError for another routing or combination.
     """
     scores = config.get("expert_selection_fn", "softmax")
     if scores not in ("softmax", "sigmoid"):

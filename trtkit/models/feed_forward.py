@@ -1,4 +1,4 @@
-"""Feed-forward parts of a layer as data: MLPs, mixtures of experts, and Gemma's per-layer vectors."""
+"""A layer's feed-forward part as data: MLP or mixture of experts; Gemma's per-layer embeddings and AltUp streams."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from trtkit.models.share import WHOLE, Share
 MOST_READ_BLOCKS = 3840
 """Maximum number of neuron blocks that a step can rank, the limit of TensorRT's TopK."""
 _PAYS_BELOW = 3
-"""Gathered rows are read, written and read again, so that all of them cost as much as three times the matrix."""
+"""Gathering rows reads, writes and reads them again, so it must select less than a third of a matrix to pay off."""
 
 
 @dataclass(frozen=True)
 class ActiveBlocks:
-    """How many blocks of neurons each new token reads. block: neurons that are read together. kept: blocks."""
+    """Activation sparsity: each new token reads `kept` blocks of neurons. block: neurons read together."""
 
     block: int
     kept: int
@@ -25,25 +25,25 @@ class ActiveBlocks:
         return -(-intermediate_size // self.block)
 
     def most_tokens(self, count: int) -> int:
-        """Return up to how many new tokens a step reads `kept` of `count` blocks for each: at least one.
+        """Return the largest number of new tokens for which a step gathers `kept` of `count` blocks each; at least 1.
 
-        More read all, as do steps with prompts: gathering then costs more than it saves.
+        With more tokens, and with prompts, a step reads all blocks: gathering would cost more than it saves.
         """
         return max(1, min(count // (_PAYS_BELOW * self.kept), MOST_READ_BLOCKS // self.kept))
 
 
 @dataclass(frozen=True)
 class MlpSpec:
-    """A feed-forward block: `down(act(gate(x)) * up(x))`, or `down(act(up(x)))` where not gated.
+    """A feed-forward block: `down(act(gate(x)) * up(x))`, or `down(act(up(x)))` if not gated.
 
-    is_fused: gate and up are one matrix, gate first. has_learned_activation: xIELU, with weights of its own.
-    limit: gate is at most that, `up` is within it to both sides, and the block is `down(gate * sigmoid(sigmoid_factor *
-        gate) * (up + 1))` (gpt-oss). None: no limit, and none of this.
-    gate_factor: of gates before their activation. factor: of the block's output. norm: of what `down` reads.
-    sparsity: gates count by how far they exceed this quantile of a normal distribution of their mean and variance; 0:
-        all count.
-    share: of the intermediate size, of which this is one rank's; the ranks' outputs are summed.
-    active: which neurons a step reads the rows of; all if None.
+    is_fused: gate and up are one matrix, gate first. has_learned_activation: xIELU, which has weights.
+    limit: gpt-oss's block: `down(gate * sigmoid(sigmoid_factor * gate) * (up + 1))`, with gate clamped to at most limit
+        and up to [-limit, limit]. None: the usual block.
+    gate_factor: factor of the gate before its activation. factor: of the block's output. norm: of `down`'s input.
+    sparsity: gates become relu(gate - cutoff), where cutoff is this quantile of a normal distribution with the gates'
+        mean and variance (Gemma 3n). 0: gates stay as they are.
+    share: this rank's share of the intermediate size; the ranks' outputs are summed.
+    active: which neurons a step reads; None for all.
     """
 
     intermediate_size: int
@@ -64,18 +64,18 @@ class MlpSpec:
 
 @dataclass(frozen=True)
 class RoutingSpec:
-    """How a mixture chooses each token's `top_k` experts by a router, and weighs them.
+    """How a router selects each token's `top_k` experts and weights their outputs.
 
-    scores: of the router's logits: a softmax over all experts, each one's sigmoid, or a sparse mixer, whose two choices
-        are each weighed by a softmax over the logits within `2 * jitter` of the largest, relative to their size.
-    choice_bias_axes: a bias of each expert's score counts for the choice, and not for the weights; it is stored as [E]
-        (1) or [1, E] (2). 0: there is none.
-    groups: experts are in that many groups, neighbours in each; only those in the `top_groups` best are chosen from. A
-        group is as good as its best expert (`max`) or its two best together (`two_best`).
-    norm_topk_prob: the chosen scores are divided by their sum plus `added_to_sum`, or by `least_sum` if it is more.
-    scales_inputs: weights are multiplied with experts' inputs, and not with their outputs.
+    scores: what logits become: a softmax over all experts; sigmoids; or PhiMoE's sparse mixer, which selects two
+        experts, each weighted by a softmax over the logits within a relative distance of `2 * jitter` from the largest.
+    choice_bias_axes: a bias per expert that affects the selection, not the weights; it is stored as [E] (1) or [1, E]
+        (2). 0: no bias.
+    groups: consecutive experts form this many groups, and only the `top_groups` best groups are selected from.
+    group_score: a group scores as its best expert (`max`), or as the sum of its two best (`two_best`).
+    norm_topk_prob: selected scores are divided by their sum plus `sum_epsilon`, or by `min_sum` if that is larger.
+    scales_inputs: weights multiply the experts' inputs instead of their outputs (Llama 4).
     softcap: of the router's logits; 0: none.
-    scale: factor of the weights in the end. has_bias: of the router. is_fp32: its product is in fp32 too.
+    scale: final factor of the weights. has_bias: of the router. is_fp32: the router's matrix product is in fp32.
     """
 
     top_k: int
@@ -85,8 +85,8 @@ class RoutingSpec:
     groups: int = 1
     top_groups: int = 1
     group_score: Literal["max", "two_best"] = "max"
-    least_sum: float = 0.0
-    added_to_sum: float = 0.0
+    min_sum: float = 0.0
+    sum_epsilon: float = 0.0
     scale: float = 1.0
     jitter: float = 0.0
     softcap: float = 0.0
@@ -97,15 +97,16 @@ class RoutingSpec:
 
 @dataclass(frozen=True)
 class MoeSpec:
-    """A mixture of experts, of which `routing` chooses each token's.
+    """A mixture of experts. `routing` selects each token's experts.
 
-    shared: an expert that all tokens take, weighted by a sigmoid of its own router if is_shared_gated.
-    apart: norms of the mixture, if it reads the layer's hidden state and not what the shared expert does: of what
-        experts read, of their sum and of the shared expert's output. The router's inputs are normed and scaled, and
-        each expert's weights have a factor (Gemma 4).
-    norm: of what the mixture gives, the shared expert included; None if there is none.
-    latent_size: experts read a projection of so many elements, and their sum is projected back. None: they read x.
-    share: of the experts, which this rank computes; tokens are routed among all. The ranks' outputs are summed.
+    shared: an expert for all tokens, weighted by the sigmoid of a router of its own if is_shared_gated.
+    separate_norm: norms of a mixture that reads the layer's hidden state while the shared expert reads another input
+        (Gemma 4): of the experts' input, of their sum and of the shared expert's output. The router's input is then
+        normalized and scaled, and each expert's weight has a factor.
+    norm: of the mixture's output, the shared expert included; None if there is none.
+    latent_size: experts read a projection of this size, and their sum is projected back. None: they read the hidden
+        state.
+    share: the experts that this rank computes. Tokens are routed among all; the ranks' outputs are summed.
     """
 
     num_experts: int
@@ -113,7 +114,7 @@ class MoeSpec:
     expert: MlpSpec
     shared: MlpSpec | None = None
     is_shared_gated: bool = False
-    apart: NormSpec | None = None
+    separate_norm: NormSpec | None = None
     norm: NormSpec | None = None
     latent_size: int | None = None
     has_latent_bias: bool = False
@@ -125,13 +126,13 @@ class MoeSpec:
 
     @property
     def joins_shared(self) -> bool:
-        """Whether ranks sum the outputs of the shared expert and of the others together."""
+        """Whether ranks can add the shared expert's output to the others' before they sum."""
         is_alike = self.shared is not None and self.shared.share.count == self.ranks and not self.shared.has_bias
         return is_alike and self.latent_size is None
 
     @property
     def reads_chosen(self) -> bool:
-        """Whether a step can do with fewer experts than this rank holds."""
+        """Whether a step may need fewer experts than this rank holds."""
         return self.routing.top_k < len(self.experts)
 
     @property
@@ -140,20 +141,20 @@ class MoeSpec:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks that hold the experts together, whole ones or parts of each."""
+        """Number of ranks over which the experts are distributed, whole or sliced."""
         return self.share.count * self.expert.share.count
 
 
 Part = tuple[str, tuple[int, ...]]
-"""A weight's path, and its shape."""
+"""A weight's path and shape."""
 
 
 @dataclass(frozen=True)
 class PerLayerSpec:
-    """A vector of `size` elements for each layer and token, which gates what the layer adds last.
+    """Per-layer embeddings (Gemma 3n, 4): a vector of `size` elements per layer and token, gated and added last.
 
-    It is looked up by the token and joined with a projection of the token's embedding. vocab_size: rows of the table;
-    a token beyond them has the vector of token 0. layers: how many layers the table and the projection are for.
+    The vector is looked up by token and combined with a projection of the token's embedding.
+    vocab_size: rows of the table; tokens beyond it use row 0. layers: number of layers in the table and the projection.
     Source: HF `Gemma3nTextModel`.
     """
 
@@ -163,7 +164,7 @@ class PerLayerSpec:
     activation: str
 
     def outside(self, hidden_size: int) -> Iterator[Part]:
-        """Yield the weights outside of layers, except norms."""
+        """Yield the weights outside layers, except norms."""
         yield "per_layer_table.weight", (self.vocab_size, self.layers * self.size)
         yield "per_layer_projection.weight", (self.layers * self.size, hidden_size)
 
@@ -175,10 +176,11 @@ class PerLayerSpec:
 
 @dataclass(frozen=True)
 class StreamsSpec:
-    """`count` hidden states of each token, of which a layer computes the one numbered `active` and predicts the others.
+    """AltUp: `count` hidden states per token. A layer computes the one numbered `active` and predicts the others.
 
-    is_scaled: what gates the layer's own vector is multiplied by a weight. laurel_rank: of a low-rank sum next to
-    attention. Source: AltUp, https://arxiv.org/abs/2301.13310; LAuReL, https://arxiv.org/abs/2411.07501.
+    is_scaled: the hidden state that gates the per-layer embedding is multiplied by a weight.
+    laurel_rank: of LAuReL's low-rank residual next to attention.
+    Source: AltUp, https://arxiv.org/abs/2301.13310; LAuReL, https://arxiv.org/abs/2411.07501.
     """
 
     count: int

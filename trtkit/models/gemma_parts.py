@@ -1,4 +1,4 @@
-"""Parts of the Gemma families: soft caps, caches that later layers read, vectors of each layer, layers of 3n and 4."""
+"""Spec parts of the Gemma families: soft caps, shared caches, per-layer embeddings, the layers of Gemma 3n and 4."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ INSIDE = {
 
 
 def soft_capped_part(config: HfConfig, norms: Mapping[str, str]) -> DecoderSpec:
-    """Return Gemma 2 or VaultGemma, whose layers have these norms, by their names in checkpoints."""
+    """Return the spec of Gemma 2 or VaultGemma. norms: the layers' norms and their checkpoint names."""
     norm = gemma_norm_part(config)
     attention = replace(
         biased_attention_part(config),
@@ -53,7 +53,7 @@ def soft_capped_part(config: HfConfig, norms: Mapping[str, str]) -> DecoderSpec:
 def normed_part(
     config: HfConfig, layers: tuple[LayerSpec, ...], norm: NormSpec, norms: Mapping[str, str]
 ) -> DecoderSpec:
-    """Return a model with scaled embeddings, capped logits and norms around its parts, by their checkpoint names."""
+    """Return a spec with Gemma's scaled embeddings and capped logits. norms: the layers' norms and checkpoint names."""
     model = decoder_part(config, layers, norm, llama_names({}, norms))
     return replace(
         model,
@@ -64,9 +64,9 @@ def normed_part(
 
 
 def cache_sources(config: HfConfig, types: Sequence[str]) -> list[int | None]:
-    """Return for each layer the one whose cache it reads: the last of its type before those that share; None if own.
+    """Return which layer's cache each layer reads; None for its own, otherwise the last of its type that has one.
 
-    Raises SourceError if there is none.
+    Raises SourceError if no such layer exists.
     """
     first = len(types) - int(config.get("num_kv_shared_layers", 0))
     if first < 1 or set(types[:first]) != set(types):
@@ -77,7 +77,7 @@ def cache_sources(config: HfConfig, types: Sequence[str]) -> list[int | None]:
 
 
 def unused_weights(sources: Sequence[int | None]) -> tuple[str, ...]:
-    """Return how the names of keys' and values' weights begin that checkpoints hold of layers that read others'."""
+    """Return name prefixes of the key and value weights that checkpoints hold for layers without their own caches."""
     return tuple(
         f"model.layers.{index}.self_attn.{name}."
         for index, source in enumerate(sources)
@@ -87,7 +87,7 @@ def unused_weights(sources: Sequence[int | None]) -> tuple[str, ...]:
 
 
 def per_layer_spec(config: HfConfig) -> PerLayerSpec | None:
-    """Return the vectors of each layer's own; None if their size is 0."""
+    """Return the per-layer embeddings; None if their size is 0."""
     size, layers = int(config.get("hidden_size_per_layer_input", 256)), int(config.need("num_hidden_layers"))
     rows = int(config.get("vocab_size_per_layer_input", 262144))
     activation = str(config.get("hidden_activation", "gelu_pytorch_tanh"))
@@ -98,7 +98,7 @@ STREAMS = {
     f"streams.{ours}.{{i}}": f"model.altup_{prefix}projections.{{i}}"
     for ours, prefix in (("in", ""), ("out", "unembed_"))
 }
-NAMES = {
+GEMMA3N_NAMES = {
     "streams.router": "altup.modality_router",
     "streams.router_norm": "altup.router_norm",
     "streams.predict": "altup.prediction_coefs",
@@ -108,12 +108,12 @@ NAMES = {
     "laurel.right": "laurel.linear_right",
     "laurel.norm": "laurel.post_laurel_norm",
 }
-"""Names inside of layers, besides those of `gemma_parts`."""
+"""Names inside layers, in addition to those of `gemma_parts`."""
 _SPARSE_LAYERS, _SPARSITY = 10, 0.95
 
 
-def layers_of(config: HfConfig) -> tuple[LayerSpec, ...]:
-    """Return the layers. Raises SourceError for lists of other lengths."""
+def gemma3n_layers(config: HfConfig) -> tuple[LayerSpec, ...]:
+    """Return the layers of Gemma 3n. Raises SourceError for lists that do not have one entry per layer."""
     types = list(config.get("layer_types", alternating_types(config, 5)))
     norm = rms_norm_part(config)
     usual = replace(
@@ -160,16 +160,16 @@ EXPERT_NAMES = {
     **{f"moe.experts.{{e}}.{name}": f"experts.{{e}}.{name}_proj" for name in ("gate", "up", "down")},
     **{f"moe.shared.{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
 }
-"""A mixture next to an MLP."""
+"""Checkpoint names of a mixture next to an MLP (Gemma 4)."""
 
 
-def attentions(config: HfConfig) -> list[AttentionSpec]:
-    """Return each layer's attention. Raises SourceError for settings that transformers does not take."""
+def gemma4_attentions(config: HfConfig) -> list[AttentionSpec]:
+    """Return Gemma 4's attention of each layer. Raises SourceError for settings that transformers cannot run."""
     for name in ("rope_theta", "rope_scaling", "rope_local_base_freq"):
         config.refuse(name)
     types = list(config.get("layer_types", alternating_types(config, 6)))
     windows = sliding_windows(config, types)
-    types[-1], windows[-1] = "full_attention", None  # whatever the config says
+    types[-1], windows[-1] = "full_attention", None  # as in transformers, whatever the config states
     norm, has_one_matrix = rms_norm_part(config), bool(config.get("attention_k_eq_v", False))
     usual = replace(
         biased_attention_part(config),
@@ -197,8 +197,8 @@ def attentions(config: HfConfig) -> list[AttentionSpec]:
     ]
 
 
-def with_experts(config: HfConfig, mlp: MlpSpec, norm: NormSpec) -> MlpSpec | MoeSpec:
-    """Return a layer's feed-forward part: an MLP, with a mixture of experts next to it if `enable_moe_block` is set."""
+def gemma4_feed_forward(config: HfConfig, mlp: MlpSpec, norm: NormSpec) -> MlpSpec | MoeSpec:
+    """Return Gemma 4's feed-forward part: an MLP, and a mixture of experts next to it if `enable_moe_block` is set."""
     count, top_k, width = (config.get(name) for name in ("num_experts", "top_k_experts", "moe_intermediate_size"))
     if not config.get("enable_moe_block", False):
         return mlp
@@ -206,11 +206,11 @@ def with_experts(config: HfConfig, mlp: MlpSpec, norm: NormSpec) -> MlpSpec | Mo
         if value is None:
             raise SourceError(f"`enable_moe_block` is set, and `{name}` is missing", config.where)
     expert = replace(mlp, intermediate_size=int(width))
-    return replace(mixture_part(config, int(count), RoutingSpec(int(top_k)), expert, mlp), apart=norm)
+    return replace(mixture_part(config, int(count), RoutingSpec(int(top_k)), expert, mlp), separate_norm=norm)
 
 
 def _sizes(config: HfConfig, types: list[str]) -> list[tuple[int, int]]:
-    """Return each layer's head size and key/value heads."""
+    """Return each layer's (head size, number of key/value heads)."""
     head_dim, heads = int(config.need("head_dim")), int(config.need("num_key_value_heads"))
     full = int(config.get("global_head_dim", 512)), heads
     own_heads, stated = config.get("num_global_key_value_heads"), config.get("per_layer_config")

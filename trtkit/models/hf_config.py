@@ -29,7 +29,7 @@ _IMMATERIAL = """
     remove_invalid_values temperature top_k top_p do_sample max_length"""
 
 FIX = "take config.json from the model's own folder"
-# Sizes by the usual name, with the largest accepted value: millions of layers would only exhaust the machine's memory.
+# Largest accepted sizes by their usual names: millions of layers would only exhaust the machine's memory.
 _MAX_LAYERS = 10_000
 _COUNTS = re.compile(r"(layers?|(?<!scale_)depths?|blocks)$")
 _SIZES = {
@@ -58,9 +58,9 @@ _KINDS: dict[type, str] = {str: "text", list: "a list", dict: "a mapping"}
 
 
 class HfConfig:
-    """A config dict that tracks which of its fields were read. Errors name the field and its file.
+    """A `config.json` that tracks which of its fields were read. Errors name the field and the file.
 
-    aliases: a family's own names of fields, by the usual name. defaults: for fields that older files omit.
+    aliases: the family's names of fields by their usual names. defaults: for fields that older files omit.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class HfConfig:
         self.where = where
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a field. If it is null: `default`; if it is missing: the family's default, otherwise `default`."""
+        """Return a field: `default` if it is null; if it is missing, the family's default or else `default`."""
         stated = [key for key in (name, self._aliases.get(name)) if key in self._fields]
         if not stated:
             return self._defaults.get(name, default)
@@ -96,12 +96,12 @@ class HfConfig:
     def _check(self, key: str, value: Any, default: Any) -> None:
         """Raise SourceError for a value of a type other than the default's, or an implausible size.
 
-        Python would accept `"false"` as true and true as 1.
+        Python would take `"false"` for true and true for 1.
         """
         usual = {alias: name for name, alias in self._aliases.items()}.get(key, key)
         if usual in _SIZES:
-            least = 0 if usual == "num_local_experts" else 1  # Granite 4 has models without experts
-            sizes = value if isinstance(value, list) and value else [value]  # of each layer
+            least = 0 if usual == "num_local_experts" else 1  # some Granite 4 models have no experts
+            sizes = value if isinstance(value, list) and value else [value]  # a list has one size per layer
             is_right = all(_is_integer(size) and least <= size <= _SIZES[usual] for size in sizes)
             wanted = f"an integer from {least} to {_SIZES[usual]}"
         elif isinstance(value, int | float) and not isinstance(default, bool) and _COUNTS.search(key):
@@ -130,7 +130,7 @@ class HfConfig:
         return SourceError(f"`{name}` is `{value}`, which is not known", self.where, f"known: {', '.join(known)}")
 
     def check_all_read(self) -> None:
-        """Raise ProblemsError naming each field that is set but was not read: it may affect the computation."""
+        """Raise ProblemsError naming each field that is set but was not read, since it may affect the computation."""
         immaterial = set(_IMMATERIAL.split())
         unread = [
             name

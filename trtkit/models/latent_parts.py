@@ -1,4 +1,4 @@
-"""Latent attention as stated in configs, and its names in checkpoints."""
+"""Multi-head latent attention (DeepSeek): its spec from a config, and its checkpoint names."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 from trtkit.errors import SourceError
 from trtkit.models.attention import AttentionSpec, LatentSpec, NormSpec, RopeSpec
 from trtkit.models.hf_config import HfConfig
-from trtkit.models.rope import query_growth, rope_spec, yarn_growth
+from trtkit.models.rope import query_scaling, rope_spec, yarn_attention_factor
 
 LATENT_NAMES = {
     "attention.q_a": "self_attn.q_a_proj",
@@ -17,14 +17,11 @@ LATENT_NAMES = {
     "attention.kv_b": "self_attn.kv_b_proj",
 }
 _EPS = 1e-6
-"""Epsilon of the norms of compressed vectors, whatever `rms_norm_eps` is."""
+"""Epsilon of the latent vectors' norms; `rms_norm_eps` does not apply to them."""
 
 
 def latent_rope(config: HfConfig, *, is_interleaved: bool) -> RopeSpec:
-    """Return the rotary embedding of the `qk_rope_head_dim` rotated elements.
-
-    Raises SourceError if their number is odd.
-    """
+    """Return the rotary embedding of the `qk_rope_head_dim` rotated elements. Raises SourceError if it is odd."""
     rope_dim = int(config.need("qk_rope_head_dim"))
     if rope_dim % 2:
         raise SourceError(f"`qk_rope_head_dim` is {rope_dim}; expected an even number", config.where)
@@ -32,11 +29,11 @@ def latent_rope(config: HfConfig, *, is_interleaved: bool) -> RopeSpec:
 
 
 def latent_attention_part(config: HfConfig, rope: RopeSpec | None) -> AttentionSpec:
-    """Return attention with `kv_lora_rank` and related fields.
+    """Return latent attention from `kv_lora_rank` and related fields.
 
-    rope: None if nothing is rotated, not even the `qk_rope_head_dim` elements, whose keys all heads still share. Raises
-    SourceError for heads that share keys and for a rope of a size other than `qk_rope_head_dim`, which transformers
-    cannot run.
+    rope: None if not even the `qk_rope_head_dim` elements are rotated; all heads still share their keys.
+    Raises SourceError for grouped-query heads and for a rope of another size than `qk_rope_head_dim`, neither of which
+    transformers can run.
     """
     heads = int(config.need("num_attention_heads"))
     config.refuse("num_key_value_heads", heads)
@@ -53,7 +50,7 @@ def latent_attention_part(config: HfConfig, rope: RopeSpec | None) -> AttentionS
     whole = latent.nope_dim + rope_dim
     config.refuse("qk_head_dim", whole)
     if rope is not None:
-        config.refuse("head_dim", rope_dim, whole)  # transformers sets both from the other sizes
+        config.refuse("head_dim", rope_dim, whole)  # transformers computes it from the other sizes
     has_bias = bool(config.get("attention_bias", False))
     return AttentionSpec(
         heads,
@@ -68,8 +65,8 @@ def latent_attention_part(config: HfConfig, rope: RopeSpec | None) -> AttentionS
     )
 
 
-def growing_latent_part(config: HfConfig, parameters: Mapping[str, object]) -> AttentionSpec:
-    """Return latent attention whose queries are scaled by position. parameters: for configs that state none.
+def scaled_latent_part(config: HfConfig, parameters: Mapping[str, object]) -> AttentionSpec:
+    """Return latent attention with queries scaled by position. parameters: rotary ones if the config states none.
 
     Raises SourceError for a rope without scaling, which transformers cannot run.
     """
@@ -79,12 +76,12 @@ def growing_latent_part(config: HfConfig, parameters: Mapping[str, object]) -> A
     rope = rope_spec(config, whole, **fixed, ignored=("llama_4_scaling_beta", "max_position_embeddings"))
     if rope.scaling == "default":
         raise SourceError("`rope_type` is `default`, which is not supported for this model", config.where)
-    return replace(latent_attention_part(config, rope), query_growth=query_growth(config, parameters))
+    return replace(latent_attention_part(config, rope), query_scaling=query_scaling(config, parameters))
 
 
 def _temperature(rope: RopeSpec) -> float:
-    """Return the factor of the scores for a scaled rotary embedding. HF: `yarn_apply_mscale`."""
+    """Return the factor of the scores that YaRN scaling asks for. HF: `yarn_apply_mscale`."""
     weight, factor = (rope.parameters.get(name, 0.0) for name in ("mscale_all_dim", "factor"))
     assert isinstance(weight, int | float)
     assert isinstance(factor, int | float)
-    return yarn_growth(factor, weight) ** 2 if weight else 1.0
+    return yarn_attention_factor(factor, weight) ** 2 if weight else 1.0

@@ -1,4 +1,4 @@
-"""Mixtures of experts as stated in configs, and the layers that have one."""
+"""Mixtures of experts from configs, and which layers have one instead of an MLP."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from trtkit.models.spec import LayerSpec
 def mixture_part(
     config: HfConfig, count: int, routing: RoutingSpec, expert: MlpSpec, shared: MlpSpec | None = None
 ) -> MoeSpec:
-    """Return a mixture of `count` experts. Raises SourceError for a routing that it cannot have."""
+    """Return a mixture of `count` experts. Raises SourceError for a routing that does not fit that many."""
     size, two = count // routing.groups if routing.groups > 0 else 0, routing.group_score == "two_best"
     if routing.groups < 1 or count % routing.groups or not 1 <= routing.top_groups <= routing.groups:
         what = f"{routing.top_groups} of {routing.groups} groups cannot be chosen of {count} experts"
@@ -26,10 +26,10 @@ def mixture_part(
 
 
 def grouped_mixture(config: HfConfig, expert: MlpSpec, shared: MlpSpec | None = None) -> MoeSpec:
-    """Return a mixture of `n_routed_experts`, selected by sigmoids in groups, and a shared expert.
+    """Return DeepSeek-V3's mixture: `n_routed_experts`, selected by sigmoid and group, and a shared expert.
 
-    shared: the shared expert; if None, `n_shared_experts` of the others' kind together. HF: `DeepseekV3TopkRouter`,
-    also used by GLM-4.5 and dots.llm1.
+    shared: the shared expert; None for an MLP as wide as `n_shared_experts` experts.
+    GLM-4.5 and dots.llm1 use it, too. HF: `DeepseekV3TopkRouter`.
     """
     config.refuse("moe_layer_freq", 1)
     count, routing = int(config.need("num_experts")), grouped_routing(config)
@@ -40,7 +40,7 @@ def grouped_routing(config: HfConfig) -> RoutingSpec:
     """Return DeepSeek-V3's routing of experts."""
     config.refuse("scoring_func", "sigmoid", "noaux_tc")
     config.refuse("topk_method", "noaux_tc")
-    config.get("ep_size")  # of training, as are the next two
+    config.get("ep_size")  # for training, as are the next two
     config.get("aux_loss_alpha")
     config.get("seq_aux")
     return RoutingSpec(
@@ -51,14 +51,14 @@ def grouped_routing(config: HfConfig) -> RoutingSpec:
         groups=int(config.get("n_group", 1)),
         top_groups=int(config.get("topk_group", 1)),
         group_score="two_best",
-        added_to_sum=1e-20,
+        sum_epsilon=1e-20,
         scale=float(config.get("routed_scaling_factor", 1.0)),
         is_fp32=True,
     )
 
 
 def latent_mixture(config: HfConfig) -> MoeSpec:
-    """Return Nemotron-H's mixture of plain MLPs, which may read a projection of the hidden state."""
+    """Return Nemotron-H's mixture of ungated MLPs, which may read a projection of the hidden state."""
     has_bias = bool(config.get("mlp_bias", False))
     mlp, latent = plain_mlp_part(config, has_bias=has_bias), config.get("moe_latent_size")
     expert = replace(mlp, intermediate_size=int(config.get("moe_intermediate_size", 7688)), has_bias=False)
@@ -68,7 +68,7 @@ def latent_mixture(config: HfConfig) -> MoeSpec:
 
 
 def shared_expert_mixture(config: HfConfig, *, norm_topk_prob: bool, count: int, top_k: int) -> MoeSpec:
-    """Return Qwen's mixture with a shared expert. count, top_k: if the config does not state them."""
+    """Return Qwen's mixture with a shared expert. count, top_k: used if the config does not state them."""
     sizes = int(config.get("num_experts", count)), int(config.get("num_experts_per_tok", top_k))
     expert, shared = (mlp_part(config, size=f"{name}_intermediate_size") for name in ("moe", "shared_expert"))
     routing = RoutingSpec(sizes[1], norm_topk_prob=norm_topk_prob)
@@ -76,7 +76,7 @@ def shared_expert_mixture(config: HfConfig, *, norm_topk_prob: bool, count: int,
 
 
 def shared_part(config: HfConfig, expert: MlpSpec) -> MlpSpec:
-    """Return the MLP that combines `n_shared_experts`. Raises SourceError if there are none."""
+    """Return one MLP for all `n_shared_experts`. Raises SourceError if there are none."""
     count = int(config.need("n_shared_experts"))
     if count < 1:
         raise SourceError(f"`n_shared_experts` is `{count}`; expected at least 1", config.where)
@@ -84,7 +84,7 @@ def shared_part(config: HfConfig, expert: MlpSpec) -> MlpSpec:
 
 
 def with_first_dense(config: HfConfig, layers: tuple[LayerSpec, ...], mlp: MlpSpec) -> tuple[LayerSpec, ...]:
-    """Return layers of experts, with an MLP in the first `first_k_dense_replace` layers."""
+    """Return `layers` with an MLP instead of experts in the first `first_k_dense_replace`."""
     dense = int(config.get("first_k_dense_replace", 0))
     return tuple(replace(layer, feed_forward=mlp) if index < dense else layer for index, layer in enumerate(layers))
 
@@ -92,9 +92,9 @@ def with_first_dense(config: HfConfig, layers: tuple[LayerSpec, ...], mlp: MlpSp
 def with_dense_types(
     config: HfConfig, layers: tuple[LayerSpec, ...], mlp: MlpSpec, first: int
 ) -> tuple[LayerSpec, ...]:
-    """Return layers of experts, with an MLP in those that `mlp_layer_types` lists as `dense`.
+    """Return `layers` with an MLP instead of experts where `mlp_layer_types` is `dense`.
 
-    first: number of dense layers if the config lists none. Raises SourceError for other types.
+    first: number of dense layers if the config lists no types. Raises SourceError for unknown types.
     """
     types = dense_types(config, len(layers), first)
     return tuple(
@@ -104,9 +104,9 @@ def with_dense_types(
 
 
 def dense_types(config: HfConfig, count: int, first: int) -> list[str]:
-    """Return `mlp_layer_types` of `count` layers, each `dense` or `sparse`; the `first` are dense if none are listed.
+    """Return `mlp_layer_types`, each `dense` or `sparse`; if the config lists none, the `first` of `count` are dense.
 
-    Raises SourceError for other types.
+    Raises SourceError for unknown types.
     """
     usual = ["dense" if index < first else "sparse" for index in range(count)]
     types = list(config.get("mlp_layer_types", usual))
@@ -119,6 +119,6 @@ def dense_types(config: HfConfig, count: int, first: int) -> list[str]:
 
 
 def later_token_layers(config: HfConfig) -> tuple[str, ...]:
-    """Return the name prefixes of `num_nextn_predict_layers`: they follow the model's own and predict later tokens."""
+    """Return the name prefixes of multi-token prediction layers (`num_nextn_predict_layers`), which come last."""
     first = int(config.need("num_hidden_layers"))
     return tuple(f"model.layers.{first + index}." for index in range(int(config.get("num_nextn_predict_layers", 1))))

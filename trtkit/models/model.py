@@ -1,4 +1,4 @@
-"""The result of a config: stages of parts, with a common interface."""
+"""A model to build: an ordered list of stages, each with one network and one engine, made of parts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 Interface = Literal["arrays", "tokens"]
 PartKind = Literal["onnx", "network"]
 Writer = Literal["parser", "parts", "decoder", "speculator"]
-# The stages before a language model that takes images or reads an encoder, and its own; alone it has the model's name.
+# Names of a language model's stages: the vision tower or encoder before it, and its own if it has one of these.
 VISION, ENCODER, LLM = "vision", "encoder", "llm"
 SPECULATOR = "speculator"
-"""The stage of the draft head, which precedes the language model's."""
+"""Name of a draft head's stage, which precedes the language model's."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Stage:
-    """Some parts, in order, that become one network and one engine.
+    """Parts, in order, that become one network and one engine.
 
-    writer: who makes the network: TensorRT's parser of one ONNX file; a family's parts, parsed ones first; or the
-        decoder of language models; that of their draft heads.
+    writer: what writes the network: TensorRT's `parser`, from one ONNX file; a hybrid family's `parts`, parsed ones
+        first; the language model's `decoder`; its draft head (`speculator`).
     """
 
     name: str
@@ -48,9 +48,10 @@ class Stage:
 class StagedModel:
     """The model that a config builds.
 
-    interface: `arrays` takes and returns tensors, `tokens` is a decoder with caches. spec: the ports and seams of the
-    parts; None for a model of one part, whose ports are known after reading it, and for language models. images:
-    requirements of the vision tower's images on the language model; None without a tower.
+    interface: `arrays` takes and returns tensors; `tokens` is a decoder with caches.
+    spec: the ports and seams of a hybrid's parts; None for language models and for ONNX files, whose ports are known
+    once they are read.
+    images: what images require of the language model; None without a vision tower.
     """
 
     config: ModelConfig

@@ -1,10 +1,10 @@
-"""Checkpoint names shared by several families."""
+"""Checkpoint names that several families share, as tables from trtkit's module paths to the checkpoint's names."""
 
 from collections.abc import Mapping
 
 
 def names(layer: str, outside: Mapping[str, str], inside: Mapping[str, str]) -> dict[str, str]:
-    """Return a name table. layer: the checkpoint's prefix of a layer, with `{i}`; inside: names within a layer."""
+    """Return a name table. layer: the checkpoint's prefix of layer `{i}`. inside: names below that prefix."""
     return {**outside, **{f"layers.{{i}}.{path}": layer + name for path, name in inside.items()}}
 
 
@@ -93,7 +93,7 @@ POST_NORMS = {name: SANDWICH_NORMS[name] for name in ("post_attention_norm", "po
 
 
 def llama_names(outside: Mapping[str, str] | None = None, inside: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return Llama's names, which most families use, with changes outside and inside of layers."""
+    """Return Llama's names, which most families use, with changes outside and inside layers."""
     return names("model.layers.{i}.", {**_LLAMA_OUTSIDE, **(outside or {})}, {**_LLAMA_INSIDE, **(inside or {})})
 
 
@@ -106,11 +106,11 @@ GPT2_ALIASES = {
     "hidden_act": "activation_function",
     "layer_norm_eps": "layer_norm_epsilon",
 }
-"""GPT-2's names of config fields."""
+"""GPT-2's names of config fields by their usual names."""
 
 
 def gpt2_names(inside: Mapping[str, str]) -> dict[str, str]:
-    """Return GPT-2's names, with those of related models' matrices inside of layers."""
+    """Return GPT-2's names, with a related model's names of the matrices inside layers."""
     outside = {
         "embedding": "transformer.wte",
         "position_embedding": "transformer.wpe",

@@ -1,10 +1,10 @@
-"""How the ranks of a grid share a decoder: which heads, columns, experts, rows and layers each one holds.
+"""How ranks share a decoder: which heads, rows, columns, experts and layers each one holds.
 
-Tensor parallel as in Megatron-LM (https://arxiv.org/abs/1909.08053): projections into heads and into the intermediate
-size are split by rows, those back by columns, and the ranks' partial outputs are summed; embedding and head are split
-by vocabulary. Expert parallel: a rank computes whole experts. Pipeline parallel: a stage computes some of the layers.
-Sequence parallel (https://arxiv.org/abs/2205.05198): between blocks, each tensor parallel rank has some of the tokens.
-Context parallel (Helix, https://arxiv.org/abs/2507.07120): the tensor parallel ranks share the cached positions of all
+Tensor parallel, as in Megatron-LM (https://arxiv.org/abs/1909.08053): projections to heads and to the intermediate
+size are split by rows, those back by columns, and the ranks' partial outputs are summed; the embedding and the LM head
+are split by vocabulary. Expert parallel: a rank computes whole experts. Pipeline parallel: a stage computes some of the
+layers. Sequence parallel (https://arxiv.org/abs/2205.05198): between blocks, tensor parallel ranks split the tokens.
+Context parallel (Helix, https://arxiv.org/abs/2507.07120): tensor parallel ranks split the cached positions of all
 heads; see `trtkit.models.context`.
 """
 
@@ -30,11 +30,11 @@ SECTION = "parallel"
 
 @dataclass(frozen=True)
 class Grid:
-    """How many ranks share each layer (`tensor`), its experts (`expert`), and all layers (`pipeline`).
+    """How many ranks share each layer (`tensor`) and its experts (`expert`); how many stages there are (`pipeline`).
 
-    sequence: whether the ranks of a layer share the tokens that norms and residual sums are computed of.
-    context: how many ranks share the positions that caches hold, all those of `tensor` or none.
-    The ranks of a stage are neighbours: rank r is number r % stage_ranks of stage r // stage_ranks.
+    sequence: whether the ranks of a layer split the tokens of norms and residual sums.
+    context: how many ranks split the cached positions: all `tensor` ranks, or 1.
+    A stage's ranks are consecutive: rank r is number r % stage_ranks of stage r // stage_ranks.
     """
 
     tensor: int = 1
@@ -45,7 +45,7 @@ class Grid:
 
     @property
     def stage_ranks(self) -> int:
-        """Ranks of one pipeline stage; all collectives are among them."""
+        """Number of ranks of one pipeline stage; collectives stay within a stage."""
         return max(self.tensor, self.expert)
 
     @property
@@ -76,7 +76,7 @@ class Grid:
         return self.tensor_share(rank) if self.context > 1 else WHOLE
 
     def expert_shares(self, rank: int) -> tuple[Share, Share]:
-        """Return a rank's share of the experts, and its share of each one's intermediate size."""
+        """Return a rank's share of the experts, and its share of each expert's intermediate size."""
         inner = self.stage_ranks // self.expert if self.tensor > 1 else 1
         expert, within = divmod(rank % self.stage_ranks, inner)
         return Share(expert, self.expert), Share(within, inner)
@@ -84,13 +84,13 @@ class Grid:
 
 SINGLE = Grid()
 _PARTS_PER_STAGE = 4
-"""GPipe's rule: at four parts per stage the bubble is small. Source: https://arxiv.org/abs/1811.06965, section 2.3."""
+"""With four microbatches per stage the bubble is small. Source: https://arxiv.org/abs/1811.06965, section 2.3."""
 _LEAST_TOKENS = 64
-"""Minimum tokens per part: fewer do not fill a device."""
+"""Minimum tokens per microbatch: fewer do not fill a device."""
 
 
 def prefill_parts(stages: int, tokens: int) -> int:
-    """Return the number of parts in which a prefill of `tokens` new tokens passes through a pipeline's stages."""
+    """Return the number of microbatches that a prefill of `tokens` new tokens is split into for a pipeline."""
     return max(1, min(_PARTS_PER_STAGE * stages, tokens // _LEAST_TOKENS)) if stages > 1 else 1
 
 
@@ -127,8 +127,9 @@ def rank_spec(spec: DecoderSpec, grid: Grid, rank: int) -> DecoderSpec:
 
 def _layer(layer: LayerSpec, grid: Grid, rank: int) -> LayerSpec:
     tensor = grid.tensor_share(rank)
-    beside = None if layer.beside is None else replace(layer.beside, mixer=layer.beside.mixer.of(tensor))
-    layer = replace(layer, mixer=_mixer(layer.mixer, tensor, grid.context_share(rank)), beside=beside)
+    parallel = layer.parallel_mixer
+    parallel = None if parallel is None else replace(parallel, mixer=parallel.mixer.of(tensor))
+    layer = replace(layer, mixer=_mixer(layer.mixer, tensor, grid.context_share(rank)), parallel_mixer=parallel)
     feed_forward = layer.feed_forward
     if not isinstance(feed_forward, MoeSpec):
         return replace(layer, feed_forward=None if feed_forward is None else _mlp(feed_forward, tensor))
@@ -155,7 +156,7 @@ def _mixer(
 
 
 def _context_heads(heads: int, share: Share, context: Share) -> tuple[int, ...]:
-    """Return which of the key/value heads that all ranks bring, in order, are the first of their number."""
+    """Return the indices of the key/value heads gathered from all ranks that do not repeat an earlier one."""
     if context.count == 1:
         return ()
     numbers = [head for rank in range(share.count) for head in kv_heads_of(Share(rank, share.count), heads)]
@@ -167,7 +168,7 @@ def _mlp(mlp: MlpSpec, share: Share) -> MlpSpec:
 
 
 def kv_heads_of(share: Share, heads: int) -> range:
-    """Return the key/value heads of a share: some of its own, or one that other shares also hold."""
+    """Return a share's key/value heads; with fewer heads than shares, it is one that other shares hold, too."""
     if share.count <= heads:
         return share.of(heads)
     head = share.index * heads // share.count
@@ -228,7 +229,7 @@ def _tensor_problems(spec: DecoderSpec, grid: Grid, mixtures: list[MoeSpec]) -> 
 
 
 def _context_problems(spec: DecoderSpec) -> Iterator[Problem]:
-    """Yield what prevents ranks from sharing cached positions."""
+    """Yield the reasons why ranks cannot share cached positions."""
     if not spec.attentions:
         yield Problem("a model without attention caches no positions", f"{SECTION}.context", "remove it")
     if any(attention.relative is not None for attention in spec.attentions):

@@ -1,4 +1,4 @@
-"""Parts of a spec as stated in most configs. Families change the differences with `dataclasses.replace`."""
+"""The usual parts of a spec, read from a config. Families adapt them with `dataclasses.replace`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ Window = int | None
 
 
 def attention_part(config: HfConfig, *, has_qkv_bias: bool = False, has_output_bias: bool = False) -> AttentionSpec:
-    """Return attention with `num_key_value_heads` and `head_dim` as stated; scores are divided by sqrt(head_dim)."""
+    """Return (grouped-query) attention; scores are divided by sqrt(head_dim)."""
     heads = int(config.need("num_attention_heads"))
     head_dim = int(config.get("head_dim", int(config.need("hidden_size")) // heads))
     kv_heads = int(config.get("num_key_value_heads", heads))
@@ -29,10 +29,10 @@ def biased_attention_part(config: HfConfig) -> AttentionSpec:
 
 
 def relative_part(config: HfConfig, layer: int) -> RelativeSpec:
-    """Return scores by distance, whose table `layer` holds. Raises SourceError for too few distances."""
+    """Return T5's relative position bias, whose table `layer` stores. Raises SourceError for too small a distance."""
     buckets = int(config.get("relative_attention_num_buckets", 32))
     most = int(config.get("relative_attention_max_distance", 128))
-    if buckets < 4 or most <= buckets // 2:  # the encoder has half of the buckets for each side
+    if buckets < 4 or most <= buckets // 2:  # the encoder uses half of the buckets for each direction
         raise SourceError(f"{buckets} buckets of distances up to {most} are not supported", config.where)
     return RelativeSpec(buckets, most, layer)
 
@@ -53,14 +53,14 @@ def layer_norm_part(config: HfConfig, *, has_bias: bool = True) -> NormSpec:
 
 
 def plain_mlp_part(config: HfConfig, *, has_bias: bool = True) -> MlpSpec:
-    """Return an ungated MLP; four times as wide as the model if no `intermediate_size` is stated."""
+    """Return an ungated MLP; it is four times as wide as the model if `intermediate_size` is missing."""
     size = int(config.get("intermediate_size", 4 * int(config.need("hidden_size"))))
     return MlpSpec(size, str(config.get("hidden_act", "gelu")), is_gated=False, has_bias=has_bias)
 
 
 def optional_windows(config: HfConfig, default_types: Sequence[str] | None = None) -> list[Window]:
-    """Return `sliding_windows` if `use_sliding_window` is set, otherwise none."""
-    config.get("max_window_layers")  # `layer_types` say it where a model has them
+    """Return `sliding_windows` if `use_sliding_window` is set; otherwise no layer has a window."""
+    config.get("max_window_layers")  # `layer_types` supersedes it
     if config.get("use_sliding_window", False):
         return sliding_windows(config, default_types)
     config.get("sliding_window")
@@ -74,7 +74,7 @@ def late_windows(config: HfConfig) -> list[Window]:
 
 
 def with_dense_layers(config: HfConfig, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
-    """Return layers of experts, with MLPs in those selected by `decoder_sparse_step` and `mlp_only_layers`."""
+    """Return `layers` with an MLP instead of experts, as `decoder_sparse_step` and `mlp_only_layers` state."""
     step, dense, mlp = int(config.get("decoder_sparse_step", 1)), config.get("mlp_only_layers", []), mlp_part(config)
     return tuple(
         replace(layer, feed_forward=mlp) if index in dense or (index + 1) % step else layer
@@ -83,7 +83,7 @@ def with_dense_layers(config: HfConfig, layers: tuple[LayerSpec, ...]) -> tuple[
 
 
 def granite_scaled(config: HfConfig, model: DecoderSpec) -> DecoderSpec:
-    """Return a model with Granite's factors of embeddings, residual sums and logits."""
+    """Return `model` with Granite's factors of embeddings, residual sums and logits."""
     return replace(
         model,
         embedding=EmbeddingSpec(scale=float(config.get("embedding_multiplier", 1.0))),
@@ -93,23 +93,23 @@ def granite_scaled(config: HfConfig, model: DecoderSpec) -> DecoderSpec:
 
 
 def gemma_mlp_part(config: HfConfig) -> MlpSpec:
-    """Return a gated MLP with `hidden_activation`; `hidden_act: gelu` of early files means the tanh form too."""
+    """Return a gated MLP with `hidden_activation`. In early configs, `hidden_act: gelu` means the tanh form, too."""
     stated = config.get("hidden_act", "gelu")
     usual = "gelu_pytorch_tanh" if stated == "gelu" else stated
     return replace(mlp_part(config), activation=str(config.get("hidden_activation", usual)))
 
 
 def gemma_norm_part(config: HfConfig) -> NormSpec:
-    """Return an RMS norm whose weights are stored minus 1. Raises SourceError for a non-causal model."""
+    """Return Gemma's RMS norm, whose stored weights are 1 less. Raises SourceError for bidirectional attention."""
     config.refuse("use_bidirectional_attention", False)
     return replace(rms_norm_part(config), weight_offset=1.0)
 
 
 def sliding_windows(config: HfConfig, default_types: Sequence[str] | None = None) -> list[Window]:
-    """Return each layer's window by `layer_types` and `sliding_window`.
+    """Return each layer's `sliding_window`, None for full layers, by `layer_types`.
 
-    default_types: where the config lists none; otherwise all layers slide.
-    Raises SourceError for a layer type that is not known.
+    default_types: used if the config lists none; None: all layers slide.
+    Raises SourceError for an unknown layer type.
     """
     count, window = int(config.need("num_hidden_layers")), window_part(config)
     types = layer_types(config, default_types or ["sliding_attention"] * count)
@@ -117,7 +117,7 @@ def sliding_windows(config: HfConfig, default_types: Sequence[str] | None = None
 
 
 def window_part(config: HfConfig) -> Window:
-    """Return `sliding_window`. Raises SourceError for less than 1, with which no token sees any in transformers."""
+    """Return `sliding_window`. Raises SourceError if it is below 1: transformers would then mask all tokens."""
     window = config.get("sliding_window")
     if window is not None and int(window) < 1:
         what = f"`sliding_window` is `{window}`; expected at least 1"
@@ -126,7 +126,7 @@ def window_part(config: HfConfig) -> Window:
 
 
 def layer_types(config: HfConfig, usual: Sequence[str], known: Sequence[str] = LAYER_TYPES) -> list[str]:
-    """Return each layer's type: `layer_types`, or the `usual` ones. Raises SourceError for an unknown one."""
+    """Return `layer_types`, or the `usual` ones if the config lists none. Raises SourceError for an unknown type."""
     types, count = list(config.get("layer_types", list(usual))), int(config.need("num_hidden_layers"))
     if len(types) != count:
         raise SourceError(f"`layer_types` has {len(types)} entries for {count} layers", config.where)
@@ -137,15 +137,15 @@ def layer_types(config: HfConfig, usual: Sequence[str], known: Sequence[str] = L
 
 
 def alternating_types(config: HfConfig, every: int) -> list[str]:
-    """Return `layer_types` of which the last in every `every` is `full_attention`, and the others slide."""
+    """Return layer types in which the last of every `every` layers is `full_attention`; the others slide."""
     count = int(config.need("num_hidden_layers"))
     return ["sliding_attention" if (index + 1) % every else "full_attention" for index in range(count)]
 
 
 def patterned_windows(config: HfConfig) -> list[Window]:
-    """Return each layer's window, by `sliding_window_pattern` if no `layer_types` are listed.
+    """Return each layer's window, by `sliding_window_pattern` if the config lists no `layer_types`.
 
-    Raises SourceError for a pattern of letters, `LLLG`, without `layer_types`.
+    Raises SourceError for a pattern of letters (`LLLG`) without `layer_types`.
     """
     pattern = config.get("sliding_window_pattern")
     if config.get("sliding_window") is None:
@@ -158,7 +158,7 @@ def patterned_windows(config: HfConfig) -> list[Window]:
 
 
 def sliding_ropes(config: HfConfig, rope: RopeSpec, windows: Sequence[Window]) -> list[RopeSpec | None]:
-    """Return each layer's rotary embedding: a model with a sliding window has none in its full layers (EXAONE)."""
+    """Return each layer's rotary embedding: in a model with sliding layers, full ones have none (EXAONE)."""
     return [rope if window or config.get("sliding_window") is None else None for window in windows]
 
 
@@ -169,7 +169,7 @@ def layers_part(
     rope: RopeSpec | Sequence[RopeSpec | None] | None,
     windows: Sequence[Window] | None = None,
 ) -> tuple[LayerSpec, ...]:
-    """Return layers that differ in their window, and in `rope` if it has one for each."""
+    """Return layers that differ only in their window, and in their `rope` if it is a sequence."""
     windows = windows or [None] * int(config.need("num_hidden_layers"))
     ropes = [rope] * len(windows) if rope is None or isinstance(rope, RopeSpec) else rope
     return tuple(
@@ -181,7 +181,7 @@ def layers_part(
 def decoder_part(
     config: HfConfig, layers: tuple[LayerSpec, ...], norm: NormSpec, names: Mapping[str, str]
 ) -> DecoderSpec:
-    """Return a sequential pre-norm decoder with a norm before its head."""
+    """Return a sequential pre-norm decoder with a norm before the LM head."""
     return DecoderSpec(
         model_type=str(config.get("model_type", "")),
         vocab_size=int(config.need("vocab_size")),

@@ -1,4 +1,4 @@
-"""Layers of a pruned model, each as stated in its entry in `block_configs`."""
+"""Layers of a model pruned layer by layer (Nemotron-NAS), from their entries in `block_configs`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _MULTIPLE = 256
 
 
 def pruned_layers(config: HfConfig, attention: AttentionSpec, mlp: MlpSpec) -> tuple[LayerSpec, ...]:
-    """Return layers by `block_configs`: each with its own key/value heads and width, or without one part or both.
+    """Return layers by `block_configs`: each has its own key/value heads and width, or lacks one part or both.
 
-    Raises SourceError for blocks that are missing, of unknown parts or sizes, and for parts that were replaced.
+    Raises SourceError for missing blocks, unknown parts or sizes, and for parts that were replaced by others.
     """
     blocks, count = config.need("block_configs"), int(config.need("num_hidden_layers"))
     if not isinstance(blocks, list) or len(blocks) != count:
@@ -41,7 +41,7 @@ def _layer(block: _PrunedLayerReader, attention: AttentionSpec, mlp: MlpSpec) ->
 
 
 def _kv_heads(block: _PrunedLayerReader, part: _Block, attention: AttentionSpec) -> int:
-    """Return a layer's key/value heads, by how many query heads share one or by their number."""
+    """Return a layer's number of key/value heads, from `n_heads_in_group` or `num_key_value_heads`."""
     heads, group = attention.num_attention_heads, block.size(part, "n_heads_in_group")
     number = heads // group if group and heads % group == 0 else block.size(part, "num_key_value_heads")
     if number is None or heads % number or (group and group * number != heads):
@@ -50,7 +50,7 @@ def _kv_heads(block: _PrunedLayerReader, part: _Block, attention: AttentionSpec)
 
 
 def _mlp(block: _PrunedLayerReader, part: _Block, mlp: MlpSpec) -> MlpSpec:
-    """Return a layer's MLP, its width by `intermediate_size` or as a multiple of the hidden size."""
+    """Return a layer's MLP, with a width from `intermediate_size` or `ffn_mult`."""
     width, multiple = block.size(part, "intermediate_size"), part.get("ffn_mult")
     if width is None:
         if isinstance(multiple, bool) or not isinstance(multiple, int | float) or multiple <= 0:
@@ -62,7 +62,7 @@ def _mlp(block: _PrunedLayerReader, part: _Block, mlp: MlpSpec) -> MlpSpec:
 
 
 class _PrunedLayerReader:
-    """One layer's entry. Errors name its location."""
+    """One layer's entry in `block_configs`. Errors name its location."""
 
     def __init__(self, config: HfConfig, index: int, block: Mapping[str, object]) -> None:
         self._where, self._index, self._block = config.where, index, block
@@ -76,7 +76,7 @@ class _PrunedLayerReader:
         return SourceError(f"`{key}` {what}", self._where)
 
     def part(self, name: str) -> _Block | None:
-        """Return a part's fields; None if it was pruned. Raises SourceError for one that computes something else."""
+        """Return a part's fields; None if it was pruned. Raises SourceError for unsupported fields."""
         part = self._block.get(name)
         if not isinstance(part, dict):
             raise self.error("", f"has no `{name}`")
@@ -88,7 +88,7 @@ class _PrunedLayerReader:
         return part
 
     def size(self, part: _Block, name: str) -> int | None:
-        """Return a size; None if it is not stated. Raises SourceError for another value."""
+        """Return a size; None if it is missing. Raises SourceError unless it is a positive integer."""
         value = part.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise SourceError(f"`block_configs[{self._index}]` has a `{name}` of `{value}`", self._where)

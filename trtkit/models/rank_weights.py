@@ -1,4 +1,4 @@
-"""One rank's weights, sliced from the whole model's on reading."""
+"""One rank's weights, sliced from the whole model's as they are read."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from trtkit.quantized_matrix import QuantizedMatrix
 
 Weight = Array | QuantizedMatrix
 MatrixShare = tuple[Array | None, range | None]
-"""A rank's outputs and inputs of a matrix; None for all."""
+"""Which outputs (rows) and inputs (columns) of a matrix a rank holds; None for all."""
 
 
 class RankWeights(Mapping[str, Weight]):
-    """One rank's weights by path, each sliced from the whole model's on request.
+    """One rank's weights by path, each sliced from the whole model's when it is read.
 
-    spec: of the whole model. own_spec: what the rank computes. weights: the whole model's, by path.
+    spec: the whole model's. own_spec: the rank's, from `rank_spec`. weights: the whole model's, by path.
     """
 
     def __init__(self, spec: DecoderSpec, own_spec: DecoderSpec, weights: Mapping[str, Weight]) -> None:
@@ -37,7 +37,7 @@ class RankWeights(Mapping[str, Weight]):
         self._vocab = own_spec.vocab_share
 
     def __getitem__(self, path: str) -> Weight:
-        """Return a weight. Raises ConfigError if a share would split elements that are quantized together."""
+        """Return the rank's slice of a weight. Raises ConfigError if it would split elements that share a scale."""
         shape = self._shapes[path]
         cut = self._cut(path)
         array, cut = self._read(self._source_path(path), cut)
@@ -55,12 +55,12 @@ class RankWeights(Mapping[str, Weight]):
         return self._weights.name_of(source) if isinstance(self._weights, WeightArrays) else source
 
     def share_of(self, path: str) -> MatrixShare:
-        """Return this rank's outputs and inputs of the matrix of the layer at `path`; None for all."""
+        """Return which rows and columns of the matrix at `path` this rank holds; None for all."""
         cut = self._cut(f"{path}.weight")
         return cut.rows, cut.columns
 
     def _read(self, path: str, cut: _Cut) -> tuple[Weight, _Cut]:
-        """Return a weight with what to cut out of it; of one that is stored in parts, the part that holds it."""
+        """Return a weight and the slice to take of it; if it is stored in parts, only the part that holds the slice."""
         stored = self._weights.stored(path) if isinstance(self._weights, WeightArrays) else None
         while stored is not None and stored.parts:
             narrowed = cut.within(stored)
@@ -76,7 +76,7 @@ class RankWeights(Mapping[str, Weight]):
         return len(self._shapes)
 
     def _source_path(self, path: str) -> str:
-        """Return a weight's path in the whole model, where heads that have names of their own are numbered on."""
+        """Return a weight's path in the whole model: separately named heads have other numbers there."""
         matched = _LISTED_HEAD.match(path)
         if matched is None:
             return path
@@ -91,7 +91,7 @@ class RankWeights(Mapping[str, Weight]):
         return share.of(whole.num_attention_heads), kv_heads_of(share, whole.num_key_value_heads)
 
     def _cut(self, path: str) -> _Cut:
-        """Return this rank's rows and columns of a weight of the whole model."""
+        """Return this rank's slice of a weight of the whole model."""
         matched = _LAYER.match(path)
         if matched is None:
             is_by_vocabulary = path.startswith(("embedding.", "lm_head."))
@@ -111,13 +111,13 @@ class RankWeights(Mapping[str, Weight]):
 
 @dataclass(frozen=True, eq=False)
 class _Cut:
-    """A share's outputs (rows) and inputs (columns) of a weight; None for all."""
+    """A slice of a weight: outputs (rows) and inputs (columns); None for all."""
 
     rows: Array | None = None
     columns: range | None = None
 
     def within(self, stored: StoredWeight) -> tuple[StoredWeight, _Cut] | None:
-        """Return the part of an array [out, in] or [out] that holds the cut, and the cut there; None if none does."""
+        """Return the stored part that holds this slice, and the slice within it; None if it spans several parts."""
         if stored.axis == 0 and self.rows is not None:
             part = stored.part_with(0, int(self.rows.min()), int(self.rows.max()) + 1)
             return None if part is None else (part[0], replace(self, rows=self.rows - part[1]))
@@ -128,7 +128,7 @@ class _Cut:
         return None
 
     def of(self, array: Weight, *, is_in_out: bool) -> Weight:
-        """Return the share of an array [out, in], or [in, out], or [out]. Raises SourceError if it splits a block."""
+        """Return this slice of an array [out, in], [in, out] or [out]. Raises SourceError if it splits a block."""
         rows = None if self.rows is None else _as_slice(self.rows)
         if isinstance(array, QuantizedMatrix):
             part = array if rows is None else array.rows(rows)
@@ -144,14 +144,14 @@ class _Cut:
 
 
 def _attention_cut(whole: AttentionSpec, q_heads: range, kv_heads: range, name: str) -> _Cut:
-    """Return the cut of a weight of attention. name: such as `q.weight`."""
+    """Return the slice of an attention weight. name: for example `q.weight`."""
     module, size = name.partition(".")[0], whole.head_dim
     if module in ("o", "o_norm"):
         size = whole.output_size // whole.num_attention_heads
         if module == "o_norm":
             return _Cut(rows=_rows(q_heads, size))
         return _Cut() if name.endswith(".bias") else _Cut(columns=_span(q_heads, size))
-    if whole.latent is not None:  # what is compressed is whole
+    if whole.latent is not None:  # projections to latent vectors are not split
         sizes = whole.latent.sizes
         return _Cut(rows=_rows(q_heads, sizes[module])) if module in sizes else _Cut()
     if module == "qkv":
@@ -167,7 +167,7 @@ def _attention_cut(whole: AttentionSpec, q_heads: range, kv_heads: range, name: 
 
 
 def _recurrent_cut(weight: RecurrentWeight, share: Share) -> _Cut:
-    """Return the cut of a weight of a recurrent layer: a share of each of its groups."""
+    """Return the slice of a recurrent layer's weight: the rank's share of each of its groups."""
     if weight.shared is None:
         return _Cut()
     spans, start = [], 0
@@ -180,7 +180,7 @@ def _recurrent_cut(weight: RecurrentWeight, share: Share) -> _Cut:
 
 
 def _feed_forward_cut(own_layer: LayerSpec, whole: LayerSpec, name: str) -> _Cut:
-    """Return the cut of a weight of a feed-forward block. name: such as `mlp.gate.weight` or `moe.router.weight`."""
+    """Return the slice of a feed-forward weight. name: for example `mlp.gate.weight` or `moe.router.weight`."""
     part, mixture = own_layer.feed_forward, whole.feed_forward
     if isinstance(part, MlpSpec) and isinstance(mixture, MlpSpec):
         return _mlp_cut(part.share, mixture.intermediate_size, name)
@@ -190,11 +190,11 @@ def _feed_forward_cut(own_layer: LayerSpec, whole: LayerSpec, name: str) -> _Cut
         return _mlp_cut(part.expert.share, mixture.expert.intermediate_size, name)
     if name.startswith("moe.shared.") and part.shared is not None and mixture.shared is not None:
         return _mlp_cut(part.shared.share, mixture.shared.intermediate_size, name)
-    return _Cut()  # routers are whole
+    return _Cut()  # routers are not split
 
 
 def _mlp_cut(share: Share, size: int, name: str) -> _Cut:
-    """Return the cut of a matrix or bias of an MLP. name: ends with `gate.weight`, `down.bias` and the like."""
+    """Return the slice of an MLP's matrix or bias. name: its end, such as `gate.weight` or `down.bias`, decides."""
     if share.count == 1:
         return _Cut()
     module, kind = name.split(".")[-2:]
@@ -208,13 +208,13 @@ def _mlp_cut(share: Share, size: int, name: str) -> _Cut:
 
 
 def _fused_rows(whole: AttentionSpec, q_heads: range, kv_heads: range) -> Array:
-    """Return the rows of fused query, key and value projections."""
+    """Return a rank's rows of a fused query, key and value projection."""
     N, K, H = whole.num_attention_heads, whole.num_key_value_heads, whole.head_dim
     if whole.qkv == "concatenated":
         keys = range(N + kv_heads.start, N + kv_heads.stop)
         values = range(N + K + kv_heads.start, N + K + kv_heads.stop)
         return np.concatenate([_rows(heads, H) for heads in (q_heads, keys, values)])
-    if whole.qkv == "fourths":  # a rank's are `[q | k | v]`
+    if whole.qkv == "fourths":  # a rank's own order is `[q | k | v]`
         fourth = N // 4
         starts = {
             part: [(3 * (head // fourth) + part) * fourth + head % fourth for head in q_heads] for part in range(3)
@@ -230,13 +230,13 @@ def _fused_rows(whole: AttentionSpec, q_heads: range, kv_heads: range) -> Array:
 
 
 def _vocab_rows(share: Share, size: int) -> Array:
-    """Return a share's rows of a table of `size`: equally many for all, the last row again where there are too few."""
+    """Return a share's rows of a table: equally many for all shares, padded by repeating the last row."""
     count = -(-size // share.count)
     return np.minimum(np.arange(share.index * count, (share.index + 1) * count), size - 1)
 
 
 def _span(items: range, size: int) -> range:
-    """Return the elements of adjacent items of `size` elements."""
+    """Return the range of elements of adjacent items that have `size` elements each."""
     return range(items.start * size, items.stop * size)
 
 
@@ -245,7 +245,7 @@ def _rows(items: range, size: int) -> Array:
 
 
 def _as_slice(rows: Array) -> Array | slice:
-    """Return consecutive rows as a slice, which avoids a copy."""
+    """Return rows as a slice if they are consecutive, which avoids a copy."""
     first = int(rows[0])
     return slice(first, first + len(rows)) if np.array_equal(rows, np.arange(first, first + len(rows))) else rows
 

@@ -1,4 +1,4 @@
-"""What recurrent layers compute, as data: layers that keep states of fixed size and no keys and values."""
+"""Recurrent layers as data: short convolutions, gated delta nets, Mamba-2. They keep states of fixed size."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from trtkit.dtypes import FP32, DType
 from trtkit.models.share import WHOLE, Share
 
 Groups = tuple[tuple[int, int], ...]
-"""Parts of an axis, in turn: how many heads or channels, and the size of each."""
+"""Consecutive parts of an axis, each (number of heads or channels, size of one)."""
 
 
 @dataclass(frozen=True)
 class StateSpec:
-    """A state that a layer keeps of each sequence. shape: without the batch. is_fp32: in networks of any type."""
+    """A state that a layer keeps per sequence. shape: without the batch axis. is_fp32: whatever the network's type."""
 
     name: str
     shape: tuple[int, ...]
@@ -27,13 +27,13 @@ class StateSpec:
         return prod(self.shape)
 
     def size_bytes(self, dtype: DType) -> int:
-        """Return the bytes of one sequence's state in a network of a type."""
+        """Return the size of one sequence's state in a network of type `dtype`."""
         return (FP32 if self.is_fp32 else dtype).size_bytes(self.elements)
 
 
 @dataclass(frozen=True)
 class RecurrentWeight:
-    """A weight of a layer. shared: what its rows are, or its columns; ranks hold parts of each. None if it is whole."""
+    """A layer's weight. shared: groups of its rows (or columns), which ranks split; None if it is not split."""
 
     name: str
     shape: tuple[int, ...]
@@ -57,9 +57,9 @@ def _size(groups: Groups) -> int:
 class ConvSpec:
     """A gated short convolution: `out(c * conv(b * x))` with `[b | c | x] = in(hidden)`.
 
-    channels: of each of the three, and of the convolution, which mixes none of them. kernel: tokens that it reads, the
-    current one included. has_bias: of both projections and of the convolution.
-    share: of the channels, of which these are one rank's; the ranks' outputs are summed.
+    channels: of b, c and x each; the convolution is depthwise. kernel: tokens it reads, the current one included.
+    has_bias: of both projections and of the convolution.
+    share: this rank's share of the channels; the ranks' outputs are summed.
     Source: LFM2, https://arxiv.org/abs/2511.23404.
     """
 
@@ -73,7 +73,7 @@ class ConvSpec:
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        """What the convolution reads of earlier tokens."""
+        """The convolution's inputs of earlier tokens."""
         return (StateSpec("conv", (self.kernel - 1, self.channels)),)
 
     @property
@@ -98,16 +98,16 @@ class ConvSpec:
 
 @dataclass(frozen=True)
 class DeltaNetSpec:
-    """A gated delta net: of each value head a matrix from keys to values, which decays and learns by the delta rule.
+    """A gated delta net: each value head keeps a matrix from keys to values, which decays and follows the delta rule.
 
-    Queries, keys and values pass a convolution, which mixes no channels, and an activation; each key head serves
-    neighbouring value heads. The norm over each value head is multiplied by silu of a gate, z.
+    Queries, keys and values pass a depthwise convolution and an activation; consecutive value heads share a key head.
+    The normed output of each value head is multiplied by silu of a gate, z.
     key_dim, value_dim: of one head. kernel: tokens that the convolution reads, the current one included.
-    is_grouped: projections are stored as `[q | k | v | z]` and `[b | a]` of each key head in turn; otherwise as
-        `[q | k | v]` of all heads, and z, b and a apart.
-    is_by_channel: Kimi's delta attention. Each element of a key head has a decay of its own; decays and z are projected
-        through value_dim elements, z passes a sigmoid, and q, k and v are stored apart.
-    share: of all heads, of which these are one rank's; the ranks' outputs are summed.
+    is_grouped: projections are stored as `[q | k | v | z]` and `[b | a]` per key head; otherwise as `[q | k | v]` over
+        all heads, with z, b and a separate.
+    is_by_channel: Kimi's delta attention. Each element of a key head has its own decay; decays and z are projected
+        through value_dim elements, z passes a sigmoid, and q, k and v are stored separately.
+    share: this rank's share of the heads; the ranks' outputs are summed.
     Source: https://arxiv.org/abs/2412.06464, and https://arxiv.org/abs/2510.26692 by channel.
     """
 
@@ -127,12 +127,12 @@ class DeltaNetSpec:
 
     @property
     def channels(self) -> Groups:
-        """Of the convolution: queries, keys and values."""
+        """The convolution's channels: queries, keys and values."""
         return (self.key_heads, self.key_dim), (self.key_heads, self.key_dim), (self.value_heads, self.value_dim)
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        """What the convolution reads of earlier tokens, and each value head's matrix."""
+        """The convolution's inputs of earlier tokens, and each value head's matrix."""
         matrices = (self.value_heads, self.key_dim, self.value_dim)
         return StateSpec("conv", (self.kernel - 1, _size(self.channels))), StateSpec("delta", matrices, is_fp32=True)
 
@@ -184,14 +184,14 @@ class DeltaNetSpec:
 
 @dataclass(frozen=True)
 class MambaSpec:
-    """A Mamba-2 layer: of each head a matrix from state elements to values, which decays and takes up new values.
+    """A Mamba-2 layer: each head keeps a matrix from state elements to values, which decays as new values are added.
 
-    `[z | x | b | c | dt] = in(hidden)`; x, b and c pass a convolution, which mixes no channels, and an activation. Each
-    head has values of x, a step dt and a decay; each group of heads shares b and c, of state_size elements. A head's
-    output plus `d` times its x is multiplied by silu(z), and all heads of a group are normed together.
-    kernel: tokens that the convolution reads, the current one included. least_step: of dt after its softplus.
-    norm: after the product with silu(z), before it, or none. factors: of z, x, b, c and dt as they are projected.
-    share: of heads and groups, of which these are one rank's; the ranks' outputs are summed.
+    `[z | x | b | c | dt] = in(hidden)`; x, b and c pass a depthwise convolution and an activation. Each head has its
+    own x, step dt and decay; the heads of a group share b and c, of state_size elements each. A head's output plus `d`
+    times its x is multiplied by silu(z), and the heads of a group are normalized together.
+    kernel: tokens that the convolution reads, the current one included. min_step: minimum of dt after its softplus.
+    norm: after the product with silu(z), before it, or none. factors: of the projected z, x, b, c and dt.
+    share: this rank's share of heads and groups; the ranks' outputs are summed.
     Source: https://arxiv.org/abs/2405.21060.
     """
 
@@ -205,7 +205,7 @@ class MambaSpec:
     has_bias: bool = False
     has_output_bias: bool = False
     has_conv_bias: bool = True
-    least_step: float = 0.0
+    min_step: float = 0.0
     norm: Literal["after_gate", "before_gate", "none"] = "after_gate"
     factors: tuple[float, ...] = (1.0,) * 5
     share: Share = WHOLE
@@ -219,17 +219,17 @@ class MambaSpec:
 
     @property
     def channels(self) -> Groups:
-        """Of the convolution: x, b and c."""
+        """The convolution's channels: x, b and c."""
         return self.values, (self.groups, self.state_size), (self.groups, self.state_size)
 
     @property
     def projected(self) -> Groups:
-        """Of the input projection: z, x, b, c and dt."""
+        """The input projection's outputs: z, x, b, c and dt."""
         return self.values, *self.channels, (self.heads, 1)
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        """What the convolution reads of earlier tokens, and each head's matrix."""
+        """The convolution's inputs of earlier tokens, and each head's matrix."""
         matrices = (self.heads, self.state_size, self.head_dim)
         return StateSpec("conv", (self.kernel - 1, _size(self.channels))), StateSpec("ssm", matrices, is_fp32=True)
 
@@ -262,10 +262,10 @@ RecurrentSpec = ConvSpec | DeltaNetSpec | MambaSpec
 
 
 @dataclass(frozen=True)
-class BesideSpec:
+class ParallelMixer:
     """A recurrent mixer next to a layer's attention: both read the same input, and their outputs are summed.
 
-    factors, attention_factors: of each one's input and output.
+    factors, attention_factors: of the (input, output) of the mixer, and of attention.
     """
 
     mixer: RecurrentSpec

@@ -1,4 +1,4 @@
-"""Recurrent layers as configs state them, and which layers have one."""
+"""Recurrent layers from configs, which layers have one, and their checkpoint names."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ DELTA_NAMES = {
     "delta.norm": "linear_attn.norm",
     "delta.out": "linear_attn.out_proj",
 }
-"""A gated delta net as Qwen's models name it."""
+"""A gated delta net, with Qwen's names."""
 KIMI_DELTA_NAMES = {
     **{f"delta.{name}": f"self_attn.{name}_proj" for name in "qkvb"},
     "delta.taps": "self_attn.conv1d",
@@ -48,29 +48,29 @@ MAMBA_NAMES = {
     "mamba.norm": "mamba.norm",
     "mamba.out": "mamba.out_proj",
 }
-"""A Mamba-2 layer as Bamba and Granite name it."""
+"""A Mamba-2 layer, with Bamba's and Granite's names."""
 BAMBA_MLP_NAMES = {
     "mlp_norm": "pre_ff_layernorm",
     **{f"mlp.{name}": f"feed_forward.{name}_proj" for name in ("gate", "up", "down")},
 }
-"""An MLP as Bamba and Falcon-H1 name it."""
+"""An MLP, with Bamba's and Falcon-H1's names."""
 _NO_LIMIT = [0.0, math.inf], [0.0, {"__float__": "Infinity"}]
-# Also how residual sums are rounded, which are in the network's type here.
+# `residual_in_fp32` affects rounding only: here residual sums have the network's type.
 _OF_TRAINING = ("rescale_prenorm_residual", "residual_in_fp32", "time_step_floor", "time_step_max")
-# What predicts several tokens at once is not part of the model in transformers.
+# transformers does not load the layers that predict later tokens.
 _OF_LATER_TOKENS = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
 _KIMI_LAYERS = ("full_attn_layers", "kda_layers")
 _SECTIONS = ("mrope_section", "mrope_interleaved")
 
 
 def conv_part(config: HfConfig) -> ConvSpec:
-    """Return LFM2's convolution. Raises SourceError for one that reads no earlier token."""
+    """Return LFM2's convolution. Raises SourceError for a kernel of one token."""
     kernel, has_bias = _kernel(config, "conv_L_cache", 3), bool(config.get("conv_bias", False))
     return ConvSpec(int(config.need("hidden_size")), kernel, has_bias)
 
 
 def delta_net_part(config: HfConfig) -> DeltaNetSpec:
-    """Return Qwen's gated delta net. Raises SourceError for heads that do not fit."""
+    """Return Qwen's gated delta net. Raises SourceError if key heads cannot be shared equally by value heads."""
     key_heads = int(config.get("linear_num_key_heads", 16))
     value_heads = int(config.get("linear_num_value_heads", 32))
     if key_heads < 1 or value_heads < 1 or value_heads % key_heads:
@@ -88,7 +88,7 @@ def delta_net_part(config: HfConfig) -> DeltaNetSpec:
 
 
 def kimi_delta_part(config: HfConfig) -> DeltaNetSpec:
-    """Return Kimi's delta attention, by `linear_attn_config` or the fields that transformers writes."""
+    """Return Kimi's delta attention, from `linear_attn_config` or the fields that transformers writes."""
     stated = config.get("linear_attn_config", {})
     unknown = sorted(stated.keys() - {"head_dim", "num_heads", "short_conv_kernel_size", *_KIMI_LAYERS})
     if unknown:
@@ -106,9 +106,9 @@ def kimi_delta_part(config: HfConfig) -> DeltaNetSpec:
 
 
 def kimi_layer_types(config: HfConfig) -> list[str]:
-    """Return each layer's type: `layer_types`, else the layers that `linear_attn_config` lists, counted from 1.
+    """Return each layer's type, from `layer_types` or the 1-based lists in `linear_attn_config`.
 
-    Raises SourceError for layers that it lists twice or not at all.
+    Raises SourceError for layers that are listed twice or not at all.
     """
     count, stated = int(config.need("num_hidden_layers")), config.get("linear_attn_config", {})
     usual = ["full_attention" if index and index % 4 == 0 else "linear_attention" for index in range(count)]
@@ -124,13 +124,13 @@ def kimi_layer_types(config: HfConfig) -> list[str]:
 def mamba_part(config: HfConfig, *, width: int | None = None, has_own_width: bool = False) -> MambaSpec:
     """Return the Mamba-2 layer of Bamba and Granite. Raises SourceError for sizes that do not fit.
 
-    width: of all heads together; `mamba_expand` times the model's if None. has_own_width: it may be any.
-    `mamba_chunk_size` changes how it is computed, not what.
+    width: of all heads together; None for `mamba_expand` times the hidden size. has_own_width: it may be any.
+    `mamba_chunk_size` is ignored: it does not affect the result.
     """
     for name in _OF_TRAINING:
         config.get(name)
     config.get("mamba_chunk_size")
-    config.refuse("time_step_limit", *_NO_LIMIT)  # which transformers applies to prompts only
+    config.refuse("time_step_limit", *_NO_LIMIT)  # transformers applies it to prompts only
     usual, heads = int(config.get("mamba_expand", 2)) * int(config.need("hidden_size")), _need(config, "mamba_n_heads")
     width = width or usual
     stated, groups = config.get("mamba_d_head"), _need(config, "mamba_n_groups")
@@ -161,9 +161,9 @@ def delta_net_decoder(
     names: Mapping[str, str],
     sections: tuple[int, ...] = (),
 ) -> DecoderSpec:
-    """Return a decoder of gated delta nets, with gated attention in every fourth layer or as `layer_types` say.
+    """Return a decoder of gated delta nets, with gated attention in every fourth layer or as `layer_types` states.
 
-    sections: of M-RoPE if the config states none; empty in a family that never takes images.
+    sections: M-RoPE's, if the config states none; empty for a family without images.
     """
     config.refuse("attn_output_gate", True)
     for name in _OF_LATER_TOKENS:
@@ -183,7 +183,7 @@ def delta_net_decoder(
 def with_mixer(
     layers: tuple[LayerSpec, ...], types: Sequence[str], kind: str, mixer: RecurrentSpec
 ) -> tuple[LayerSpec, ...]:
-    """Return layers with another mixer in those of one type."""
+    """Return `layers` with `mixer` in those whose type is `kind`."""
     pairs = zip(layers, types, strict=True)
     return tuple(replace(layer, mixer=mixer) if layer_kind == kind else layer for layer, layer_kind in pairs)
 
@@ -210,7 +210,7 @@ def _need(config: HfConfig, name: str) -> int:
 
 
 def _kernel(config: HfConfig, name: str, usual: int) -> int:
-    """Return how many tokens a convolution reads. Raises SourceError for one that reads no earlier token."""
+    """Return how many tokens a convolution reads. Raises SourceError if it is less than 2."""
     kernel = int(config.get(name, usual))
     if kernel < 2:
         raise SourceError(f"`{name}` is {kernel}; expected 2 or more", config.where)

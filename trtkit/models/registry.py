@@ -1,4 +1,4 @@
-"""Lookup of decoder families: each one's file in `trtkit/models/decoders/` is named after its config's `model_type`."""
+"""Finds a decoder family's file by its config's `model_type`: `trtkit/models/decoders/<model_type>.py`."""
 
 import difflib
 import functools
@@ -17,7 +17,7 @@ from trtkit.models import decoders
 from trtkit.models.hf_config import FIX, HfConfig
 from trtkit.models.spec import DecoderSpec
 
-# Files that also read other model types, and the one whose model type is not a Python name.
+# Model types that another file reads, and the one that is not a valid module name.
 _MORE = {
     "codegen": "gptj",
     "granitemoeshared": "granitemoe",
@@ -34,26 +34,26 @@ ENCODER_DECODERS: dict[str, Literal["audio", "text"]] = {
     "umt5": "text",
     "whisper": "audio",
 }
-"""The families whose decoder reads an encoder, with the encoder's input."""
+"""Families whose decoder reads an encoder's output, and what the encoder takes."""
 
 
 class Family(Protocol):
-    """A family's file. It may also have ALIASES, its names of config fields by the usual ones, and DEFAULTS.
+    """A family's module. It may also have ALIASES, its names of config fields by their usual names, and DEFAULTS.
 
-    HF_CLASS: the class of transformers, by `model_type` if the file reads several.
+    HF_CLASS: the class in transformers, by `model_type` if the module reads several.
     """
 
     HF_CLASS: str | Mapping[str, str]
 
     @staticmethod
     def spec(config: HfConfig) -> DecoderSpec:
-        """Return the spec that a config describes; every relevant field is read."""
+        """Return the spec that a config describes. Must read every field that affects the computation."""
 
 
 def known_families() -> dict[str, Path | str]:
-    """Return the module of each `model_type`, or the file for those from TRTKIT_FAMILIES. Imports none of them.
+    """Return each `model_type`'s module name, or its file if it comes from TRTKIT_FAMILIES. Imports none of them.
 
-    Raises SourceError for a folder that does not exist, and for a second family with the same `model_type`.
+    Raises SourceError for a missing folder, and for two families with the same `model_type`.
     """
     families: dict[str, Path | str] = dict(_trtkits_families())
     for path in _outside_files():
@@ -64,7 +64,7 @@ def known_families() -> dict[str, Path | str]:
 
 
 def open_family(model_type: str, where: str = "config.json") -> Family:
-    """Import only the file of one family. Raises SourceError for an unknown `model_type`."""
+    """Import one family's module. Raises SourceError for an unknown `model_type`."""
     families = known_families()
     if model_type not in families:
         fix = choices(model_type, families, "trtkit list --families")
@@ -75,7 +75,7 @@ def open_family(model_type: str, where: str = "config.json") -> Family:
 
 
 def hf_class(model_type: str) -> str:
-    """Return the class of transformers; text models of some vision-language models have none with a head."""
+    """Return the class name in transformers; empty for text models that transformers has no class with a head for."""
     name = open_family(model_type).HF_CLASS
     return name if isinstance(name, str) else name[model_type]
 
@@ -95,20 +95,20 @@ def decoder_spec(fields: Mapping[str, Any], where: str = "config.json") -> Decod
 
 
 def outside_digest() -> str:
-    """Return the SHA-256 of the families added by TRTKIT_FAMILIES, "" if there are none: a build depends on them."""
+    """Return the SHA-256 of the families from TRTKIT_FAMILIES, on which a build depends; empty if there are none."""
     return named_digest((path.name, path) for path in _outside_files())
 
 
 @functools.cache
 def _trtkits_families() -> dict[str, str]:
-    """Return the module of each `model_type` that trtkit has a file for."""
+    """Return the module name of each `model_type` that trtkit ships."""
     files = [module.name for module in pkgutil.iter_modules(decoders.__path__)]
     names = {**{_SPELLED.get(file, file): file for file in files}, **_MORE}
     return {model_type: f"{decoders.__name__}.{file}" for model_type, file in sorted(names.items())}
 
 
 def _outside_files() -> list[Path]:
-    """Return the families' files in the folders that TRTKIT_FAMILIES names."""
+    """Return the Python files in the folders that TRTKIT_FAMILIES lists."""
     folders = [Path(folder) for folder in os.environ.get("TRTKIT_FAMILIES", "").split(os.pathsep) if folder]
     for folder in folders:
         if not folder.is_dir():
@@ -118,16 +118,16 @@ def _outside_files() -> list[Path]:
 
 @functools.cache
 def _import_file(path: Path) -> object:
-    """Import a family's file. Raises SourceError if that fails, or if it contains no family."""
+    """Import a family's file. Raises SourceError if that fails or if the file does not define a family."""
     fix = 'a family has `HF_CLASS = "..."` and `def spec(config)`: docs/add-family.md'
     module_spec = importlib.util.spec_from_file_location(f"trtkit_families.{path.stem}", path)
     assert module_spec is not None
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module  # dataclasses look up their own module
+    sys.modules[module_spec.name] = module  # dataclasses look up their module there
     try:
         module_spec.loader.exec_module(module)
-    except Exception as error:  # whatever the file's own code raises
+    except Exception as error:  # the file's code may raise anything
         raise SourceError(f"cannot be imported: {type(error).__name__}: {error}", str(path), fix) from error
     if missing := [name for name in ("HF_CLASS", "spec") if not hasattr(module, name)]:
         raise SourceError(f"no `{missing[0]}` in it", str(path), fix)
@@ -135,7 +135,7 @@ def _import_file(path: Path) -> object:
 
 
 def is_language_model(fields: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` of any family describes a model that writes or reads text."""
+    """Whether a `config.json`, of a supported family or not, describes a model that reads or writes text."""
     heads = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
     names = [str(name) for name in fields.get("architectures") or ()]
     if any(name.endswith(heads) for name in names):
@@ -145,12 +145,12 @@ def is_language_model(fields: Mapping[str, Any]) -> bool:
 
 
 def is_of_another_kind(model_type: str) -> bool:
-    """Whether an unsupported family is one of text encoders or encoder-decoders."""
+    """Whether an unsupported family consists of text encoders or encoder-decoders."""
     return any(model_type in names.split() for names, _ in _OTHER_KINDS.values())
 
 
 def unsupported_family(model_type: str, where: str) -> SourceError:
-    """Return the error for a language model of an unsupported family, naming the closest ones."""
+    """Return the error for an unsupported language model, which suggests the closest families."""
     for kind, (names, known) in _OTHER_KINDS.items():
         if model_type in names.split():
             what = f"`{model_type}` is {kind} of a family that is not supported"
@@ -165,7 +165,7 @@ def unsupported_family(model_type: str, where: str) -> SourceError:
     )
 
 
-# Unsupported encoders and encoder-decoders, and the supported families of their kind.
+# Unsupported encoders and encoder-decoders, and the supported families to suggest instead.
 _OTHER_KINDS: dict[str, tuple[str, Iterable[str]]] = {
     "a text encoder": (
         "albert big_bird deberta deberta-v2 electra ernie esm funnel longformer megatron-bert mobilebert mpnet "

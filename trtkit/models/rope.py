@@ -1,11 +1,11 @@
-"""Rotary embeddings as stated in configs: today's `rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
+"""Rotary embeddings from configs: the current `rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from trtkit.errors import SourceError
-from trtkit.models.attention import QueryGrowth, RopeSpec, Scaling
+from trtkit.models.attention import QueryScaling, RopeSpec, Scaling
 from trtkit.models.hf_config import FIX, HfConfig
 
 # Required and optional parameters of each scaling method.
@@ -27,7 +27,7 @@ _OPTIONAL: dict[str, tuple[str, ...]] = {
     "longrope": ("factor", "attention_factor"),
     "proportional": ("factor", "partial_rotary_factor"),
 }
-# Methods based on the training length, which defaults to `max_position_embeddings`.
+# Methods that depend on the original training length, which defaults to `max_position_embeddings`.
 _SCALED_FROM = ("yarn", "llama3", "longrope")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 _OLD_NAMES = {"su": "longrope"}
@@ -36,12 +36,12 @@ _OLD_NAMES = {"su": "longrope"}
 def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
     """Return the rotary embedding that a config states.
 
-    fixed: `theta` to use where the config states none, `partial` likewise in families that rotate a part of each head,
-    `is_interleaved`, `layer_type`, whose own parameters are taken where the config has some for each layer type,
-    `parameters` for a config that states none, `has_sections` for M-RoPE, `default_sections` of
-    interleaved ones, `read_elsewhere`, names of parameters that the family
-    reads itself, and `ignored` ones.
-    Raises SourceError for a method or a parameter that is not known.
+    fixed: what the family fixes, all optional. `theta`, `partial` and `parameters`: used if the config states none
+        (`partial` only in families that can rotate a part of each head). `is_interleaved`. `layer_type`: the type whose
+        parameters to use, if the config has some per type. `has_sections`: M-RoPE. `default_sections`: interleaved
+        M-RoPE, and its sections if the config states none. `read_elsewhere`: parameters that the family itself reads.
+        `ignored`: parameters that it ignores.
+    Raises SourceError for an unknown method or parameter.
     """
     stated = _stated(config, fixed.get("layer_type"), fixed.get("parameters", {}))
     theta = float(stated.pop("rope_theta", fixed.get("theta", 10000.0)))
@@ -56,7 +56,7 @@ def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
     kind = "default" if sections and kind == "mrope" else kind
     if kind not in get_args(Scaling):
         raise config.unsupported("rope_type", kind, get_args(Scaling))
-    if kind == "proportional":  # whole heads, of which a part has frequencies
+    if kind == "proportional":  # rotates whole heads, a part of them with frequency 0
         stated["partial_rotary_factor"], partial = partial, 1.0
     if "partial" not in fixed:
         partial = _whole(config, kind, partial)
@@ -80,7 +80,7 @@ def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
 
 
 def whole_rope_spec(config: HfConfig, head_dim: int, **fixed: object) -> RopeSpec:
-    """Return `rope_spec` of a family that can only rotate whole heads. Raises SourceError for a part of them."""
+    """Return `rope_spec`. Raises SourceError if it rotates only a part of each head."""
     rope = rope_spec(config, head_dim, partial=1.0, **fixed)
     if rope.dim != head_dim:
         what = f"`partial_rotary_factor` leaves {rope.dim} of {head_dim} elements, but whole heads are rotated"
@@ -91,7 +91,7 @@ def whole_rope_spec(config: HfConfig, head_dim: int, **fixed: object) -> RopeSpe
 def ropes_by_layer_type(
     config: HfConfig, head_dim: int, types: Sequence[str], theta: float = 10000.0
 ) -> list[RopeSpec]:
-    """Return each layer's rotary embedding, shared by layers of one type. types: if the config lists none."""
+    """Return each layer's rotary embedding by its layer type. types: used if the config lists none."""
     kinds = {kind: rope_spec(config, head_dim, layer_type=kind, theta=theta) for kind in LAYER_TYPES}
     return [kinds[kind] for kind in config.get("layer_types", types)]
 
@@ -99,9 +99,9 @@ def ropes_by_layer_type(
 def ropes_by_type_alone(
     config: HfConfig, head_dim: int, types: Sequence[str], usual: Mapping[str, Mapping[str, object]]
 ) -> dict[str, RopeSpec]:
-    """Return the rotary embedding of each layer type, by `rope_parameters` per type, or the `usual` ones.
+    """Return each layer type's rotary embedding, from `rope_parameters` per type or the `usual` ones.
 
-    Raises SourceError for differing values stated for all layers, which transformers does not read.
+    Raises SourceError if model-wide fields, which transformers does not read, contradict them.
     """
     stated = parameters_by_type(config, types, usual).get("full_attention", {})
     for name in ("rope_theta", "partial_rotary_factor"):
@@ -115,7 +115,7 @@ def ropes_by_type_alone(
 def parameters_by_type(
     config: HfConfig, types: Sequence[str], usual: Mapping[str, Mapping[str, object]]
 ) -> dict[str, dict[str, object]]:
-    """Return `rope_parameters`, or the `usual` ones. Raises SourceError if they lack a layer type in use."""
+    """Return `rope_parameters` per layer type, or the `usual` ones. Raises SourceError if a type in use is missing."""
     parameters = dict(config.get("rope_parameters", dict(usual)))
     for kind in sorted(set(types) - set(parameters)):
         raise SourceError(f"`rope_parameters` lacks `{kind}`, the type of some layers", config.where, FIX)
@@ -123,21 +123,21 @@ def parameters_by_type(
 
 
 def original_length(rope: RopeSpec) -> int:
-    """Return the training length of a scaled rope before scaling."""
+    """Return the length that a model was trained at before its rope was scaled."""
     length = rope.parameters.get("original_max_position_embeddings", rope.max_position_embeddings)
     assert isinstance(length, int | float)
     return int(length)
 
 
-def yarn_growth(factor: float, weight: float = 1.0) -> float:
-    """Return YaRN's factor of queries and keys for a length factor. Source: arXiv 2309.00071, section 3.4."""
+def yarn_attention_factor(factor: float, weight: float = 1.0) -> float:
+    """Return YaRN's attention factor for a length factor. Source: https://arxiv.org/abs/2309.00071, section 3.4."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def _whole(config: HfConfig, kind: str, partial: float) -> float:
     """Return 1: transformers ignores `partial_rotary_factor` in families that rotate whole heads.
 
-    Raises SourceError where the rope is scaled, since transformers then fails on sizes that do not fit.
+    Raises SourceError for a scaled rope with such a factor, which transformers fails to run.
     """
     if partial != 1.0 and kind != "default":
         what = f"`partial_rotary_factor` is {partial}, but `{config.get('model_type')}` rotates whole heads"
@@ -145,8 +145,8 @@ def _whole(config: HfConfig, kind: str, partial: float) -> float:
     return 1.0
 
 
-def query_growth(config: HfConfig, parameters: Mapping[str, object]) -> QueryGrowth:
-    """Return the scaling of queries by `llama_4_scaling_beta`. parameters: for configs that state none.
+def query_scaling(config: HfConfig, parameters: Mapping[str, object]) -> QueryScaling:
+    """Return the scaling of queries by position, `llama_4_scaling_beta`. parameters: used if the config states none.
 
     Raises SourceError for missing parameters.
     """
@@ -160,13 +160,13 @@ def query_growth(config: HfConfig, parameters: Mapping[str, object]) -> QueryGro
     for name, value in (("llama_4_scaling_beta", beta), ("original_max_position_embeddings", length)):
         if value is None:
             raise SourceError(f"`rope_parameters` has no `{name}`", config.where)
-    return QueryGrowth(float(beta or 0.0), int(length or 0))
+    return QueryScaling(float(beta or 0.0), int(length or 0))
 
 
 def _stated(config: HfConfig, layer_type: str | None, usual: Mapping[str, object]) -> dict[str, Any]:
-    """Return all that a config says about rotary embeddings, old fields under their new names; `usual` if nothing.
+    """Return a config's rotary parameters under their current names; `usual` if it states none.
 
-    Scaling that is not stated for each layer type is for the layers that do not slide (Gemma 3, OLMo 3).
+    Scaling that is not stated per layer type applies to full layers only (Gemma 3, OLMo 3).
     """
     new = dict(config.get("rope_parameters", {}) or ({} if config.get("rope_scaling") else usual))
     if layer_type is not None:
@@ -187,7 +187,7 @@ def _stated(config: HfConfig, layer_type: str | None, usual: Mapping[str, object
     local_theta = config.get("rope_local_base_freq")
     if layer_type == "sliding_attention":
         old = {} if local_theta is None else {"rope_theta": local_theta}
-    # In transformers, the field next to the parameters takes precedence if layers share them.
+    # In transformers, the top-level field takes precedence if all layers share the parameters.
     original = None if layer_type else config.get("original_max_position_embeddings")
     return {**old, **new, **({} if original is None else {"original_max_position_embeddings": original})}
 
@@ -195,7 +195,7 @@ def _stated(config: HfConfig, layer_type: str | None, usual: Mapping[str, object
 def _parameters(
     config: HfConfig, kind: str, stated: Mapping[str, Any], limit: int, extra: tuple[str, ...]
 ) -> dict[str, float | tuple[float, ...]]:
-    """Return the method's own numbers. Raises SourceError for those that are missing or not its own."""
+    """Return a scaling method's parameters. Raises SourceError for missing or unknown ones."""
     parameters = {name: value for name, value in stated.items() if value is not None}
     if kind in _SCALED_FROM:
         parameters.setdefault("original_max_position_embeddings", limit)

@@ -1,4 +1,4 @@
-"""The computation of a decoder-only language model as data. The builder in `trtkit.network.decoder` reads it."""
+"""A decoder-only language model as data: what it computes. `trtkit.network.decoder` writes the network from it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from trtkit.dtypes import INT32, DType
 from trtkit.models.attention import AttentionSpec, CrossSpec, NormSpec
 from trtkit.models.feed_forward import MlpSpec, MoeSpec, PerLayerSpec, StreamsSpec
-from trtkit.models.recurrent import BesideSpec, RecurrentSpec, StateSpec
+from trtkit.models.recurrent import ParallelMixer, RecurrentSpec, StateSpec
 from trtkit.models.share import WHOLE, Share
 
 
 @dataclass(frozen=True)
 class LearnedPositions:
-    """A table of position vectors, added to the embedding. offset: rows before position 0 (OPT: 2)."""
+    """Learned position embeddings, `count` rows. offset: the row of position 0 (OPT: 2)."""
 
     count: int
     offset: int = 0
@@ -22,7 +22,7 @@ class LearnedPositions:
 
 @dataclass(frozen=True)
 class SinusoidalPositions:
-    """Sines, then cosines, of position + offset, added to the embedding (XGLM). zero_at: a position that adds nothing.
+    """Sinusoidal position embeddings of position + offset, sines first (XGLM). zero_at: a position that has none.
 
     Source: https://arxiv.org/abs/1706.03762, section 3.5, in tensor2tensor's order.
     """
@@ -33,33 +33,34 @@ class SinusoidalPositions:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """The parts of one layer, of which each may differ from other layers'.
+    """One layer's parts.
 
-    mixer: what joins tokens. alongside: a recurrent mixer next to attention. cross: what reads the encoder, if there is
-    one. A layer may lack its mixer or its feed-forward, with the part's norms.
+    mixer: attention or a recurrence; None, like a feed-forward part of None, if the layer lacks it and its norms.
+    cross: cross-attention to an encoder, if there is one.
+    parallel_mixer: a recurrent mixer in parallel with attention, if there is one.
     """
 
     mixer: AttentionSpec | RecurrentSpec | None
     feed_forward: MlpSpec | MoeSpec | None
     cross: CrossSpec | None = None
-    beside: BesideSpec | None = None
+    parallel_mixer: ParallelMixer | None = None
 
     @property
     def attention(self) -> AttentionSpec:
-        """The mixer of a layer that is known to have attention."""
+        """The mixer of a layer that has attention."""
         assert isinstance(self.mixer, AttentionSpec)
         return self.mixer
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        """The states that the layer keeps for each sequence."""
+        """The recurrent states that the layer keeps per sequence."""
         return () if self.recurrent is None else self.recurrent.states
 
     @property
     def recurrent(self) -> RecurrentSpec | None:
         """The layer's recurrent mixer, alone or next to attention."""
         if isinstance(self.mixer, AttentionSpec):
-            return None if self.beside is None else self.beside.mixer
+            return None if self.parallel_mixer is None else self.parallel_mixer.mixer
         return self.mixer
 
     def has_norm(self, name: str) -> bool:
@@ -70,14 +71,14 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """How a layer joins its parts.
+    """How a layer combines its parts.
 
-    norms: those of attention_norm, cross_norm, mlp_norm (before a part), post_attention_norm, post_mlp_norm (on what a
-        part gives) that exist. A parallel layer without mlp_norm feeds attention_norm's result to both parts.
-    is_parallel: attention and feed-forward read the same input; otherwise one after the other.
-    is_post_norm: attention_norm and mlp_norm come after their residual sum.
-    per_layer: what each layer adds last. has_scalar: the layer's output is multiplied by a number of its own.
-    streams: several hidden states of each token; they have all four norms and `per_layer`.
+    norms: which norms exist, of attention_norm, cross_norm, mlp_norm (on a part's input), post_attention_norm and
+        post_mlp_norm (on its output). In a parallel layer without mlp_norm, both parts read attention_norm's output.
+    is_parallel: attention and feed-forward read the same input; otherwise they run one after the other.
+    is_post_norm: attention_norm and mlp_norm follow the residual sums.
+    per_layer: per-layer embeddings, added last. has_scalar: the layer's output is multiplied by a learned number.
+    streams: several hidden states per token (AltUp); requires all four norms and `per_layer`.
     """
 
     norm: NormSpec
@@ -92,7 +93,7 @@ class BlockSpec:
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """From the last hidden state to logits: norm, projection, factor, soft cap."""
+    """From the last hidden state to logits: norm, projection, logit_scale, soft cap, in this order."""
 
     norm: NormSpec | None
     is_tied: bool
@@ -103,7 +104,7 @@ class HeadSpec:
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
-    """From ids to the first hidden state."""
+    """From token ids to the first hidden state: lookup, scale, positions, norm."""
 
     scale: float = 1.0
     positions: LearnedPositions | SinusoidalPositions | None = None
@@ -112,16 +113,17 @@ class EmbeddingSpec:
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """A whole model. names: checkpoint names by module path (see `trtkit.models.weights`).
+    """A whole decoder, or the part of it that one rank computes.
 
-    max_position_embeddings: the longest sequence that the model was made for; 0 if there is no such limit.
+    max_position_embeddings: the model's context length; 0 if it is unlimited.
+    names: checkpoint names by module path (see `trtkit.models.weights`).
     is_in_out: matrices inside layers are stored [in, out] (GPT-2's Conv1D).
-    prefix: what a checkpoint of the bare model leaves off all names; empty if nothing is.
-    unused: how the names of weights begin that checkpoints hold for other uses, such as predicting later tokens.
+    prefix: the prefix of all names, which checkpoints of the model without its LM head omit; may be empty.
+    unused: name prefixes of weights that checkpoints hold for other uses, such as multi-token prediction.
     table_copies: names under which checkpoints may repeat the embedding.
-    vocab_share: of the rows of embedding and head, which this rank holds. stage: of the model's layers, which this
-        pipeline stage computes; `layers` are those, numbered from `first_layer` on. token_share: of a call's tokens,
-        which this rank norms and adds between blocks.
+    vocab_share: this rank's share of the rows of the embedding and the LM head.
+    stage: this pipeline stage's share of the model's layers: `layers`, the first of which is number `first_layer`.
+    token_share: this rank's share of a call's tokens in norms and residual sums.
     """
 
     model_type: str
@@ -144,22 +146,22 @@ class DecoderSpec:
 
     @property
     def is_first_stage(self) -> bool:
-        """Whether this stage begins with token ids, and holds the embedding."""
+        """Whether this pipeline stage reads token ids and holds the embedding."""
         return self.stage.index == 0
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether this stage ends with logits and holds the head."""
+        """Whether this pipeline stage returns logits and holds the LM head."""
         return self.stage.index == self.stage.count - 1
 
     @property
     def vocab_rows(self) -> int:
-        """Rows of the embedding and of the head that every rank holds; those beyond the vocabulary are not used."""
+        """Rows of the embedding and the LM head on each rank, including those that pad the vocabulary."""
         return -(-self.vocab_size // self.vocab_share.count)
 
     @property
     def numbered_layers(self) -> Iterator[tuple[int, LayerSpec]]:
-        """The layers with their numbers in the whole model."""
+        """This stage's layers with their numbers in the whole model."""
         return enumerate(self.layers, self.first_layer)
 
     @property
@@ -168,12 +170,12 @@ class DecoderSpec:
 
     @property
     def context(self) -> Share:
-        """The share of a sequence's positions that this rank caches."""
+        """This rank's share of a sequence's cached positions."""
         return next((attention.context for attention in self.attentions), WHOLE)
 
     @property
     def cached_elements(self) -> int:
-        """Elements that the caches of all layers hold of one token, on the rank that caches it."""
+        """Elements per token in the caches of all layers, on the rank that caches the token."""
         return sum(attention.cached_elements for attention in self.attentions)
 
     @property
@@ -187,14 +189,14 @@ class DecoderSpec:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def state_bytes(self, dtype: DType) -> int:
-        """Return the bytes of one sequence's recurrent states, and of what its layers read of an encoder."""
+        """Return the size of one sequence's recurrent states and cross-attention keys and values."""
         crosses = [layer.cross for layer in self.layers if layer.cross is not None]
         encoded = dtype.size_bytes(sum(cross.elements for cross in crosses))
         mask = max((INT32.size_bytes(cross.length) for cross in crosses if cross.is_padded), default=0)
         return sum(state.size_bytes(dtype) for state in self.states) + encoded + mask
 
     def with_source_length(self, length: int) -> DecoderSpec:
-        """Return the model with slots for what an encoder makes of texts of up to `length` tokens."""
+        """Return the spec with cross-attention to sources of up to `length` tokens."""
 
         def longer(cross: CrossSpec | None) -> CrossSpec | None:
             return replace(cross, length=length) if cross is not None and cross.is_padded else cross

@@ -1,4 +1,4 @@
-"""A decoder's spec as a file of its bundle, so that running a bundle does not read the model's config again."""
+"""Stores a decoder's spec in its bundle, so that running the bundle does not need the model's config."""
 
 import json
 from collections.abc import Mapping, Sequence

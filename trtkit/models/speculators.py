@@ -1,7 +1,7 @@
-"""What trtkit knows of every draft head, and where a kind of head is found: its folder in `trtkit/drafts/`.
+"""What all draft heads (speculators) have in common. Each kind has a folder in `trtkit/drafts/`.
 
-A draft head (speculator) guesses a language model's tokens. No layer below `trtkit.drafts` names a kind; they import
-the files of a kind's folder by its name, when a config or a bundle needs them.
+A draft head guesses a language model's next tokens. Packages below `trtkit.drafts` name no kind; they import the files
+of a kind's folder by its name, when a config or a bundle needs them.
 """
 
 import importlib
@@ -24,10 +24,10 @@ _Part = Literal["spec", "build", "network", "proposer", "reference"]
 
 @dataclass(frozen=True)
 class FusionSpec:
-    """What the model gives its draft head: hidden states of some layers side by side, projected to the head's size.
+    """A draft head's input: the model's hidden states at several layers, concatenated and projected to the head's size.
 
-    layers: whose inputs are read, which are the outputs of the layers before them; 0 reads the embedding. norm: before
-    the projection, of all together, or of each if `is_normed_apart`.
+    layers: whose inputs are read, that is the outputs of the layers before them; 0 reads the embedding.
+    norm: before the projection, over all of them together, or over each if `is_normed_apart`.
     """
 
     layers: tuple[int, ...]
@@ -42,17 +42,17 @@ class SpeculatorSpec(Protocol):
 
     @property
     def kind(self) -> str:
-        """Its name in manifests, and that of its kind's folder."""
+        """The name of its kind, in manifests and as a folder in `trtkit/drafts/`."""
         ...
 
     @property
     def fusion(self) -> FusionSpec | None:
-        """What it reads; None for the model's hidden state after the final norm."""
+        """Its input; None for the model's hidden state after the final norm."""
         ...
 
     @property
     def cached_elements(self) -> int:
-        """Elements per token in its own caches, which are separate from the model's."""
+        """Elements per token in its own caches."""
         ...
 
     @property
@@ -67,41 +67,41 @@ class SpeculatorSpec(Protocol):
 
     @property
     def description(self) -> str:
-        """Return the kind, what it guesses and what it reads, for people."""
+        """Return a description for people: the kind, what it guesses and what it reads."""
         ...
 
     def fusion_weights(self) -> Iterator[Weight]:
-        """Yield the weights that the model's network has for its draft head."""
+        """Yield the weights that the model's network holds for its draft head."""
         ...
 
     def network_weights(self) -> Iterator[Weight]:
-        """Yield the weights of the draft head's own network, by the names that its kind's files give them."""
+        """Yield the weights of the draft head's own network; the kind's files define their paths."""
         ...
 
 
 class Kind(Protocol):
-    """The `spec.py` of a kind. TITLE: its name for people. SIGN: what tells its `config.json`, for people."""
+    """A kind's `spec.py`. TITLE: its name for people. SIGN: how people recognize its `config.json`."""
 
     TITLE: str
     SIGN: str
 
     @staticmethod
     def describes(fields: Fields) -> bool:
-        """Whether a `config.json` is that of such a draft head."""
+        """Whether a `config.json` describes a draft head of this kind."""
 
     @staticmethod
     def obstacles(target: DecoderSpec) -> Iterable[str]:
-        """Yield why no such draft head can propose a model's tokens."""
+        """Yield the reasons why a model cannot have a draft head of this kind."""
 
 
 def known_kinds() -> tuple[str, ...]:
-    """Return the names of all kinds, which are those of their folders. Imports none of them."""
+    """Return the names of all kinds' folders. Imports none of them."""
     folders = pkgutil.iter_modules(importlib.import_module(_PACKAGE).__path__)
     return tuple(sorted(folder.name for folder in folders if folder.ispkg))
 
 
 def kind_part(kind: str, part: _Part) -> ModuleType:
-    """Import only one file of a kind's folder. Raises SourceError for a kind without a folder."""
+    """Import one file of a kind's folder. Raises SourceError for a kind without a folder."""
     if kind not in known_kinds():
         fix = f"build again with one of these: {', '.join(known_kinds())}"
         raise SourceError(f"unknown kind of draft head `{kind}`", "decoder.speculator.model_type", fix)
@@ -109,12 +109,12 @@ def kind_part(kind: str, part: _Part) -> ModuleType:
 
 
 def open_kind(kind: str) -> Kind:
-    """Return what a kind's `spec.py` says of it. Raises what `kind_part` does."""
+    """Import a kind's `spec.py`. Raises SourceError for a kind without a folder."""
     return cast("Kind", kind_part(kind, "spec"))
 
 
 def kind_of(fields: Fields, where: str) -> str:
-    """Return the kind of draft head that a `config.json` describes. Raises SourceError if it is not one of them."""
+    """Return the kind of draft head that a `config.json` describes. Raises SourceError if there is no such kind."""
     kinds = {name: open_kind(name) for name in known_kinds()}
     for name, kind in kinds.items():
         if kind.describes(fields):

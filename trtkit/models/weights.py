@@ -1,7 +1,7 @@
-"""Which weights a model has: their paths here, their names in the checkpoint, their shapes.
+"""A decoder's weights: their paths in trtkit, their names in the checkpoint, their shapes.
 
-Paths are those of network layers with dots: `layers.7.attention.q.weight`. A family's name table maps the module
-(`layers.{i}.attention.q`) to the checkpoint's; `.weight` and `.bias` follow by themselves.
+Paths are those of network layers with dots: `layers.7.attention.q.weight`. A family's name table maps modules
+(`layers.{i}.attention.q`) to the checkpoint's; `.weight` and `.bias` are appended to both.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ if TYPE_CHECKING:
 class StoredWeight(Protocol):
     """A weight that has not been read yet.
 
-    parts: what it is concatenated from along `axis`; empty for a single array.
+    parts: the pieces that are concatenated along `axis`; empty for a single array.
     """
 
     axis: int
 
     @property
     def parts(self) -> Sequence[StoredWeight]:
-        """The parts that it is concatenated from."""
+        """The pieces that are concatenated along `axis`."""
         ...
 
     def part_with(self, axis: int, start: int, stop: int) -> tuple[StoredWeight, int] | None:
-        """Return the part that contains all of these rows or columns, and its start; None if no single part does."""
+        """Return the part that holds rows or columns start..stop, and where it starts; None if they span several."""
         ...
 
     def read(self) -> Any:
-        """Return the array, mapped or decoded."""
+        """Return the array, memory-mapped or decoded."""
         ...
 
 
-# Buffers that checkpoints carry although they can be computed, and ERNIE's heads of later tokens.
+# Buffers that checkpoints hold although they can be computed, and ERNIE's multi-token prediction heads.
 _BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$|^model\.mtp_")
 _WRAPPED = re.compile(r"(?:(?:module|_orig_mod)\.)+")
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight of a model. name: in the checkpoint. is_table: rows are looked up or added, never multiplied with."""
+    """One weight of a model. name: in the checkpoint. is_table: its rows are looked up or added, not multiplied."""
 
     path: str
     name: str
@@ -69,7 +69,7 @@ def model_weights(spec: DecoderSpec) -> tuple[Weight, ...]:
 
 
 class WeightArrays(Mapping[str, Any]):
-    """Weights by path, each read from the source on request."""
+    """Weights by path, each read from the source when it is accessed."""
 
     def __init__(self, names: Mapping[str, str], source: Mapping[str, Any]) -> None:
         self._names, self._source = names, source
@@ -78,7 +78,7 @@ class WeightArrays(Mapping[str, Any]):
         return self._source[self._names[path]]
 
     def stored(self, path: str) -> StoredWeight | None:
-        """Return a weight without reading it, if the source supports that."""
+        """Return a weight without reading it; None if the source does not support that."""
         stored = getattr(self._source, "stored", None)
         return stored(self._names[path]) if stored else None
 
@@ -93,14 +93,14 @@ class WeightArrays(Mapping[str, Any]):
 
 
 def stored_spec(fields: Mapping[str, Any], where: str, source: Mapping[str, Any]) -> DecoderSpec:
-    """Return the spec of a config.json, with the head that its checkpoint holds. Raises SourceError, ProblemsError."""
+    """Return `decoder_spec` with the LM head that its checkpoint holds. Raises SourceError, ProblemsError."""
     return with_stored_head(decoder_spec(fields, where), source)
 
 
 def with_stored_head(spec: DecoderSpec, source: Mapping[str, Any]) -> DecoderSpec:
-    """Return `spec`, its head not tied if the checkpoint holds one that differs from the embedding.
+    """Return `spec` with an untied LM head if the checkpoint holds one that differs from the embedding.
 
-    So does transformers, whatever `tie_word_embeddings` says (`PreTrainedModel.tie_weights`).
+    transformers does the same, whatever `tie_word_embeddings` states (`PreTrainedModel.tie_weights`).
     """
     if not spec.head.is_tied:
         return spec
@@ -110,14 +110,14 @@ def with_stored_head(spec: DecoderSpec, source: Mapping[str, Any]) -> DecoderSpe
 
 
 def _tied_copy(spec: DecoderSpec, source: Mapping[str, Any]) -> str:
-    """Return the stored head that repeats the embedding; empty if there is none."""
+    """Return the name of a stored LM head that equals the embedding; empty if there is none."""
     head, table = f"{spec.names['lm_head']}.weight", _names(spec, source)["embedding.weight"]
     both = spec.head.is_tied and head in source and table in source
     return head if both and _is_same(source, head, table) else ""
 
 
 def _is_same(source: Mapping[str, Any], name: str, other: str) -> bool:
-    """Whether two arrays of a checkpoint hold the same numbers. A quantized one is never the same."""
+    """Whether two arrays of a checkpoint are equal. Quantized arrays never are."""
     if _is_quantized(source, name) or _is_quantized(source, other) or _shape(source, name) != _shape(source, other):
         return False
     rows = zip(_row_blocks(source[name]), _row_blocks(source[other]), strict=True)
@@ -125,14 +125,14 @@ def _is_same(source: Mapping[str, Any], name: str, other: str) -> bool:
 
 
 def _row_blocks(array: Any) -> Iterator[Any]:
-    """Yield a matrix in blocks of rows, so that comparing two takes no memory of their size."""
+    """Yield a matrix in blocks of rows, so that comparing two of them needs little memory."""
     return (array[start : start + 4096] for start in range(0, len(array), 4096))
 
 
 def find_weights(spec: DecoderSpec, source: Mapping[str, Any], where: str = "weights") -> WeightArrays:
-    """Return a model's weights out of a checkpoint, arrays by name, after checking all names and shapes.
+    """Return a model's weights from a checkpoint (arrays by name), after checking all names and shapes.
 
-    Raises ProblemsError with every weight that is missing, of another shape, or not the model's.
+    Raises ProblemsError with every weight that is missing, of another shape, or unknown.
     """
     names = _names(spec, source)
     problems = [*_missing(spec, names, source), *_extra(spec, set(names.values()), source)]
@@ -146,7 +146,7 @@ def find_weights(spec: DecoderSpec, source: Mapping[str, Any], where: str = "wei
 
 
 def refuse_wrapped(source: Iterable[str], where: str) -> None:
-    """Raise SourceError if all names begin as those of a module that DDP or `torch.compile` wraps."""
+    """Raise SourceError if all names have the prefix that DDP or `torch.compile` adds."""
     prefixes = {match[0] if (match := _WRAPPED.match(name)) else "" for name in source}
     if len(prefixes) == 1 and (prefix := prefixes.pop()):
         what = f"the names of all weights begin with `{prefix}`, which DDP and `torch.compile` add"
@@ -154,7 +154,7 @@ def refuse_wrapped(source: Iterable[str], where: str) -> None:
 
 
 def _names(spec: DecoderSpec, source: Mapping[str, Any]) -> dict[str, str]:
-    """Return each weight's name in a checkpoint. A tied table may be stored as the head alone."""
+    """Return each weight's name in the checkpoint. A tied embedding may be stored as the LM head alone."""
     is_bare = bool(spec.prefix) and not any(name.startswith(spec.prefix) for name in source)
     names = {
         weight.path: weight.name.removeprefix(spec.prefix) if is_bare else weight.name for weight in model_weights(spec)
@@ -178,13 +178,13 @@ def _missing(spec: DecoderSpec, names: Mapping[str, str], source: Mapping[str, A
 
 
 def _shape(source: Mapping[str, Any], name: str) -> Shape:
-    """Return a weight's shape, without reading it where the source can tell."""
+    """Return a weight's shape, without reading it if the source supports that."""
     shape_of = getattr(source, "shape_of", None)
     return tuple(shape_of(name) if shape_of else source[name].shape)
 
 
 def _is_quantized(source: Mapping[str, Any], name: str) -> bool:
-    """Whether a weight is in low precision: then it is [out, in], however the family stores its matrices."""
+    """Whether a weight is quantized. If so, it is [out, in], however the family stores its matrices."""
     is_quantized = getattr(source, "is_quantized", None)
     return bool(is_quantized and is_quantized(name))
 
@@ -210,7 +210,7 @@ def _checkpoint_name(spec: DecoderSpec, path: str) -> str:
 
 Shape = tuple[int, ...]
 _Part = tuple[str, Shape]
-"""A path below some module, and a shape."""
+"""A weight's path and shape."""
 
 XIELU_WEIGHTS = ("alpha_p", "alpha_n", "beta", "eps")
 """The scalars of a learned activation."""
@@ -239,7 +239,7 @@ def model_shapes(spec: DecoderSpec) -> Iterator[_Part]:
 
 
 def _besides_layers(spec: DecoderSpec) -> Iterator[_Part]:
-    """Yield the weights outside of layers of what layers have besides their parts."""
+    """Yield the weights of per-layer embeddings and streams that are outside layers."""
     block, D = spec.block, spec.hidden_size
     if block.per_layer is not None:
         yield from block.per_layer.outside(D)
@@ -249,7 +249,7 @@ def _besides_layers(spec: DecoderSpec) -> Iterator[_Part]:
 
 
 def _besides_parts(inside: str, block: BlockSpec, size: int) -> Iterator[_Part]:
-    """Yield what a layer has in addition to its parts."""
+    """Yield a layer's weights that belong to none of its parts."""
     for spec in (block.per_layer, block.streams):
         if spec is not None:
             yield from ((f"{inside}.{path}", shape) for path, shape in spec.inside(size))
@@ -348,7 +348,7 @@ def _qk_norm_shape(attention: AttentionSpec, heads: int) -> Shape:
 
 
 def _mlp(path: str, mlp: MlpSpec, spec: DecoderSpec, inputs: int | None = None) -> Iterator[_Part]:
-    """Yield an MLP's weights. inputs: elements that it reads and gives, if they are not the hidden state's."""
+    """Yield an MLP's weights. inputs: size of its input and output; None for the hidden size."""
     D, F = inputs or spec.hidden_size, mlp.intermediate_size
     if mlp.is_fused:
         yield from _linear(f"{path}.gate_up", spec, (2 * F, D), mlp.has_bias)
@@ -371,9 +371,9 @@ def _moe(path: str, moe: MoeSpec, spec: DecoderSpec) -> Iterator[_Part]:
         yield from _linear(f"{path}.latent.in", spec, (moe.latent_size, spec.hidden_size), moe.has_latent_bias)
         yield from _linear(f"{path}.latent.out", spec, (spec.hidden_size, moe.latent_size), moe.has_latent_bias)
     yield from _norm(f"{path}.norm", moe.norm, spec.hidden_size)
-    if moe.apart is not None:
+    if moe.separate_norm is not None:
         for name in ("input_norm", "output_norm", "shared_norm"):
-            yield from _norm(f"{path}.{name}", moe.apart, spec.hidden_size)
+            yield from _norm(f"{path}.{name}", moe.separate_norm, spec.hidden_size)
         yield f"{path}.router_scale", (spec.hidden_size,)
         yield f"{path}.expert_scale", (moe.num_experts,)
     if moe.shared is not None:

@@ -49,13 +49,13 @@ from trtkit.network.ops.quantize import rounded
 from trtkit.network.ops.recurrence import TokenChunk
 from trtkit.network.ops.shape import concat, reshape, take, unsqueeze
 from trtkit.network.paged_layers import layers_in_place, op_attributes
-from trtkit.network.rope_tables import distance_buckets, query_growth_table, rope_tables, section_axes
+from trtkit.network.rope_tables import distance_buckets, query_scaling_table, rope_tables, section_axes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from trtkit.dtypes import DType
-    from trtkit.models.attention import CrossSpec, QueryGrowth, RelativeSpec, RopeSpec
+    from trtkit.models.attention import CrossSpec, QueryScaling, RelativeSpec, RopeSpec
     from trtkit.models.context import ContextShare
     from trtkit.models.recurrent import RecurrentSpec, StateSpec
     from trtkit.models.share import Share
@@ -80,7 +80,7 @@ class LayerInputs:
         for rows in inputs.rows:
             self._rows.append(RowInputs(weights, options, rows, inputs.in_place, self._rows[:1]))
         self._tables: list[tuple[RopeSpec, tuple[Tensor, Tensor]]] = []
-        self._growths: dict[QueryGrowth, Tensor] = {}
+        self._query_scalings: dict[QueryScaling, Tensor] = {}
 
     def of(self, index: int, layer: LayerSpec) -> Memory | None:
         """Return the inputs of a layer's mixer; None if it has no mixer."""
@@ -97,9 +97,9 @@ class LayerInputs:
 
     def _positions(self, attention: AttentionSpec) -> Positions:
         tables = None if attention.rope is None else self._rope(attention.rope)
-        growth = None if attention.query_growth is None else self._growth(attention.query_growth)
+        scaling = None if attention.query_scaling is None else self._query_scaling(attention.query_scaling)
         is_by_token = bool(attention.rope and attention.rope.sections and self._inputs.rope_position_ids is not None)
-        return Positions(self._inputs.position_ids, tables, growth, is_by_token)
+        return Positions(self._inputs.position_ids, tables, scaling, is_by_token)
 
     def _rope(self, rope: RopeSpec) -> tuple[Tensor, Tensor]:
         """Return cosines and sines."""
@@ -117,14 +117,14 @@ class LayerInputs:
         self._tables.append((rope, (cos, sin)))
         return cos, sin
 
-    def _growth(self, growth: QueryGrowth) -> Tensor:
+    def _query_scaling(self, scaling: QueryScaling) -> Tensor:
         """Return the scaling factors of queries [B, 1, S, 1]."""
-        if growth not in self._growths:
+        if scaling not in self._query_scalings:
             assert self._inputs.position_ids is not None
-            with self._graph.scope("query_growth"):
-                table = self._graph.constant(query_growth_table(growth, self._options.max_sequence_length), "table")
-                self._growths[growth] = unsqueeze(embedding(self._inputs.position_ids, table), 1)
-        return self._growths[growth]
+            with self._graph.scope("query_scaling"):
+                table = self._graph.constant(query_scaling_table(scaling, self._options.max_sequence_length), "table")
+                self._query_scalings[scaling] = unsqueeze(embedding(self._inputs.position_ids, table), 1)
+        return self._query_scalings[scaling]
 
 
 def _by_section(table: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:
@@ -465,7 +465,7 @@ def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -
     in_place = layers_in_place(spec, options)
     gathers = len(in_place) < len(spec.attentions)
     turns = any(
-        attention.query_growth or (attention.rope and not (has_sections and attention.rope.sections))
+        attention.query_scaling or (attention.rope and not (has_sections and attention.rope.sections))
         for attention in spec.attentions
     )
     has_positions = gathers or turns or (spec.is_first_stage and spec.embedding.positions is not None)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.models.rope import original_length, yarn_growth
+from trtkit.models.rope import original_length, yarn_attention_factor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from trtkit.models.attention import QueryGrowth, RelativeSpec, RopeSpec
+    from trtkit.models.attention import QueryScaling, RelativeSpec, RopeSpec
     from trtkit.models.spec import SinusoidalPositions
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
@@ -60,13 +60,13 @@ def distance_buckets(relative: RelativeSpec, count: int) -> NDArray[np.int32]:
     return np.where(distances < exact, distances, far).astype(np.int32)
 
 
-def query_growth_table(growth: QueryGrowth, count: int) -> NDArray[np.float32]:
+def query_scaling_table(scaling: QueryScaling, count: int) -> NDArray[np.float32]:
     """Return the scaling factors of queries at positions from 0: [count, 1].
 
     Source: https://arxiv.org/abs/2501.19399; transformers, modeling_llama4.py and modeling_ministral3.py.
     """
-    chunks = (np.arange(count)[:, None] + growth.first) // growth.length
-    return (1 + growth.beta * np.log1p(chunks)).astype(np.float32)
+    chunks = (np.arange(count)[:, None] + scaling.first) // scaling.length
+    return (1 + scaling.beta * np.log1p(chunks)).astype(np.float32)
 
 
 def _number(rope: RopeSpec, name: str, default: float) -> float:
@@ -128,8 +128,8 @@ def _yarn(rope: RopeSpec, _length: int) -> tuple[Table, float]:
 def _yarn_factor(rope: RopeSpec, factor: float) -> float:
     """Return the factor of cosines and sines that scales attention's temperature."""
     mscale, mscale_all_dim = _number(rope, "mscale", 0.0), _number(rope, "mscale_all_dim", 0.0)
-    both = (yarn_growth(factor, weight) for weight in (mscale, mscale_all_dim))
-    inferred = next(both) / next(both) if mscale and mscale_all_dim else yarn_growth(factor)
+    both = (yarn_attention_factor(factor, weight) for weight in (mscale, mscale_all_dim))
+    inferred = next(both) / next(both) if mscale and mscale_all_dim else yarn_attention_factor(factor)
     return _number(rope, "attention_factor", inferred)
 
 

@@ -145,14 +145,16 @@ def _stages(spec: DecoderSpec, grid: Grid) -> list[DecoderSpec]:
 def reduces_of(layer: LayerSpec) -> int:
     """Return the number of all-reduces in a layer."""
     moe = layer.feed_forward
-    is_apart = isinstance(moe, MoeSpec) and moe.shared is not None and not (moe.joins_shared and moe.apart is None)
-    return (layer.mixer is not None) + (layer.beside is not None) + (moe is not None) + is_apart
+    is_apart = (
+        isinstance(moe, MoeSpec) and moe.shared is not None and not (moe.joins_shared and moe.separate_norm is None)
+    )
+    return (layer.mixer is not None) + (layer.parallel_mixer is not None) + (moe is not None) + is_apart
 
 
 def gathers_of(layer: LayerSpec, block: BlockSpec) -> int:
     """Return how often a layer's blocks read hidden states that no other of its blocks reads."""
     moe = layer.feed_forward
-    reads_both = isinstance(moe, MoeSpec) and moe.apart is not None
+    reads_both = isinstance(moe, MoeSpec) and moe.separate_norm is not None
     is_read_twice = block.is_parallel and layer.mixer is not None and "mlp_norm" not in block.norms
     return (layer.mixer is not None) + (moe is not None and not is_read_twice) + reads_both
 

@@ -1,4 +1,4 @@
-"""The steps: first whether TensorRT loads, then what needs no TensorRT, then engines, those that tell most first.
+"""The steps in order: whether TensorRT loads, then those without TensorRT, then engines, the most important first.
 
 Times are estimates for a data center GPU.
 """
@@ -29,7 +29,7 @@ def _detector(model: str, estimate_s: int) -> Step:
 
 
 def _simulated(step: Step, question: str) -> Step:
-    """Return a step that asks trtkit's runtime with TensorRT simulated; streams, graphs and memory are the GPU's."""
+    """Return a step that runs trtkit's runtime with TensorRT simulated; streams, graphs and memory are the GPU's."""
     name = "decode" if step.name == _DECODED else step.name
     return replace(step, name=f"simulated-{name}", question=question, estimate_s=30, simulates=True)
 

@@ -1,4 +1,4 @@
-"""Attention over caches: what LOWER_RIGHT means with lengths, and what each way to mask costs."""
+"""Attention over KV caches: what LOWER_RIGHT means with lengths, and the cost of each way to mask."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Size:
-    """B slots, N query heads, K key/value heads, S new tokens, T cached ones, heads of H."""
+    """B slots, N query heads, K key/value heads, S new tokens, T cached tokens, head_dim H."""
 
     B: int
     N: int
@@ -34,7 +34,7 @@ class Size:
 
 
 def ask(place: Place) -> Iterator[Answer]:
-    """Ask where LOWER_RIGHT is anchored, then time decode steps at short and long lengths."""
+    """Find where LOWER_RIGHT is anchored, then time decode steps at short and long lengths."""
     small = Size(2, 8, 2, 3, 64)
     inputs = random_inputs(place, small, [9, 40])
     plan = attention_plan(place, small, "LOWER_RIGHT")
@@ -54,7 +54,7 @@ def ask(place: Place) -> Iterator[Answer]:
 
 
 def attention_plan(place: Place, size: Size, kind: str) -> Path:
-    """Return an engine of one attention with lengths. kind: a CausalMaskKind, or `mask` for an explicit one."""
+    """Build one attention with lengths. kind: a CausalMaskKind, or `mask` for an explicit mask."""
     graph, trt = Graph(place.backend), place.backend.trt
     q = graph.input("q", FP16, (size.B, size.N, size.S, size.H))
     k, v = (graph.input(name, FP16, (size.B, size.K, size.T, size.H)) for name in ("k", "v"))
@@ -69,7 +69,7 @@ def attention_plan(place: Place, size: Size, kind: str) -> Path:
 
 
 def random_inputs(place: Place, size: Size, lengths: list[int]) -> Inputs:
-    """Return q (scaled), k, v, lengths, and a mask of what the tokens at the lengths' ends may see."""
+    """Return q (scaled), k, v, lengths, and the mask for tokens that end at the lengths."""
     random = torch.Generator().manual_seed(0)
     ends = torch.tensor(lengths, dtype=torch.int32)
     inputs = {
@@ -83,13 +83,13 @@ def random_inputs(place: Place, size: Size, lengths: list[int]) -> Inputs:
 
 
 def visible(size: Size, ends: torch.Tensor) -> torch.Tensor:
-    """Return which keys each new token sees [B, 1, S, T], if the last one is at `ends`."""
+    """Return which keys each new token attends to, [B, 1, S, T], if the last one is at `ends`."""
     last = ends[:, None] - size.S + 1 + torch.arange(size.S)
     return (torch.arange(size.T) < last[:, :, None])[:, None]
 
 
 def by_torch(inputs: Inputs, size: Size, where: str) -> torch.Tensor:
-    """Return attention in fp64, with the last new token at the slot's length or at T."""
+    """Return attention in fp64. where: whether the last new token is at the slot's length or at T."""
     lengths = inputs["lengths"].cpu()
     ends = lengths if where == "lengths" else torch.full_like(lengths, size.T)
     mask = visible(size, ends) & (torch.arange(size.T) < lengths[:, None, None, None])

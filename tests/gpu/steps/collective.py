@@ -1,4 +1,4 @@
-"""Does TensorRT-RTX run DistCollective, with one rank, alone and behind a matrix product?"""
+"""Does TensorRT-RTX run DistCollective with one rank, alone and after a matrix product?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZE = 64
 
 
 def ask(place: Place) -> Iterator[Answer]:
-    """Set a communicator of one rank, once and again, and run."""
+    """Set a communicator of one rank, twice, and run."""
     communicator = place.device.connect(ThreadGroup(1).member(0))
     for has_product in (False, True):
         yield from _all_reduce(place, communicator.handle, has_product)
@@ -49,7 +49,7 @@ def _all_reduce(place: Place, communicator: object, has_product: bool) -> Iterat
     y.fill_(torch.nan)
     for name, tensor in (("x", held), ("y", y)):
         context.set_tensor_address(name, tensor.data_ptr())
-    if place.is_simulated:  # ranks are the reference executor's there
+    if place.is_simulated:  # the simulation uses the reference executor's ranks
         return
     place.synchronize()
     is_launched = bool(context.execute_async_v3(stream.handle))

@@ -1,8 +1,8 @@
-"""The rules of tests/simulated_tensorrt/README.md, asked of whichever runtime is in place: a function for each.
+"""The rules of tests/simulated_tensorrt/README.md, tested on the runtime at hand, one function each.
 
-A rule yields what was expected and what was seen; where they differ, the simulated runtime is wrong about TensorRT.
-Not asked: rule 9, which is stricter than TensorRT on purpose; 12, since TensorRT-RTX 1.7.1 builds none of the layers
-whose sizes follow from data; the faults of rules 7 and 16, which damage memory.
+A rule yields what was expected and what was seen; if they differ, the simulated runtime is wrong about TensorRT.
+Not tested: rule 9, which is deliberately stricter than TensorRT; rule 12, since TensorRT-RTX 1.7.1 does not build
+layers with data-dependent shapes; violations of rules 7 and 16, which corrupt memory.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def ask(place: Place) -> Iterator[Answer]:
-    """Ask the rules that do no harm if they do not hold."""
+    """Test the rules that are harmless if they do not hold."""
     yield from ask_rules(RULES, place)
 
 
 def ask_rules(rules: Mapping[int, Callable[[Place], Seen]], place: Place) -> Iterator[Answer]:
-    """Yield an answer for each thing that was seen."""
+    """Yield an answer per observation."""
     for number, rule in rules.items():
         try:
             for what, expected, seen in rule(place):
@@ -39,7 +39,7 @@ def ask_rules(rules: Mapping[int, Callable[[Place], Seen]], place: Place) -> Ite
 
 
 def unknown_plans(place: Place) -> Seen:
-    """1: a plan that TensorRT does not know gives None."""
+    """1: deserializing an unknown plan returns None."""
     runtime = place.backend.trt.Runtime(place.backend.logger())
     runtime.error_recorder = error_recorder(place.backend)
     for name, plan in (("bytes", b"plan"), ("a plan cut short", Opened.classifier(place).plan[:1000])):
@@ -61,7 +61,7 @@ def unknown_names(place: Place) -> Seen:
 
 
 def misaligned_addresses(place: Place) -> Seen:
-    """4: set_tensor_address returns False; nothing is launched."""
+    """4: set_tensor_address returns False, and nothing is launched."""
     opened = Opened.classifier(place)
     for offset in (4, 64, 128):
         address = opened.image.data_ptr() + offset
@@ -81,7 +81,7 @@ def missing_shapes_and_addresses(place: Place) -> Seen:
 
 
 def memory_is_read_when_the_stream_runs(place: Place) -> Seen:
-    """7: what is written to the input before the stream comes to the launch is what counts."""
+    """7: an engine reads its input when the stream reaches the launch, not when it is enqueued."""
     opened = Opened.classifier(place).ready()
     expected = opened.compute(torch.ones(SHAPE))
     opened.image.zero_()
@@ -94,7 +94,7 @@ def memory_is_read_when_the_stream_runs(place: Place) -> Seen:
 
 
 def later_settings_do_not_count(place: Place) -> Seen:
-    """8: shapes and addresses are those of the call."""
+    """8: shapes and addresses are those at the time of the call."""
     opened = Opened.classifier(place).ready()
     expected = opened.compute(torch.ones(SHAPE))
     opened.scores.zero_()
@@ -110,7 +110,7 @@ def later_settings_do_not_count(place: Place) -> Seen:
 
 
 def profiles(place: Place) -> Seen:
-    """11: profile 0 at first; another one keeps shapes, and has limits of its own."""
+    """11: contexts start with profile 0; switching keeps shapes and applies the new profile's limits."""
     opened = Opened.classifier(place)
     yield "a shape of profile 0 in a new context", True, opened.context.set_input_shape(opened.input, SHAPE)
     yield "choosing profile 1", True, opened.context.set_optimization_profile_async(1, opened.stream.handle)
@@ -121,7 +121,7 @@ def profiles(place: Place) -> Seen:
 
 
 def shapes_are_read_on_the_host(place: Place) -> Seen:
-    """13 and 17: an input that shapes follow from lies on the host, and its engine is not captured."""
+    """13 and 17: a shape tensor is on the host, and its engine cannot be captured."""
     opened = Opened.sized_by_input(place)
     trt = place.backend.trt
     yield "is_shape_inference_io", True, opened.engine.is_shape_inference_io("shape")
@@ -130,14 +130,14 @@ def shapes_are_read_on_the_host(place: Place) -> Seen:
 
 
 def capturable(place: Place) -> Seen:
-    """17: an engine of known sizes can be captured."""
+    """17: an engine without shape tensors can be captured."""
     opened = Opened.classifier(place).ready()
     opened.compute(torch.ones(SHAPE))
     yield "is_stream_capturable", True, opened.context.is_stream_capturable(opened.stream.handle)
 
 
 def profilers_wait(place: Place) -> Seen:
-    """14: with a profiler, execute_async_v3 returns when the work is done."""
+    """14: with a profiler, execute_async_v3 is synchronous."""
     from trtkit.runtime.loaded_engine import layer_profiler
 
     opened = Opened.classifier(place).ready()
@@ -151,7 +151,7 @@ def profilers_wait(place: Place) -> Seen:
 
 
 def graphs_keep_shapes_and_addresses(place: Place) -> Seen:
-    """16: what is set after the capture does not count."""
+    """16: settings after the capture have no effect."""
     opened = Opened.classifier(place).ready()
     expected = opened.compute(torch.ones(SHAPE))
     graph = opened.stream.capture(opened.launch)
@@ -170,7 +170,7 @@ def graphs_keep_shapes_and_addresses(place: Place) -> Seen:
 
 
 def runtime_caches(place: Place) -> Seen:
-    """18: a broken cache is refused, a good one is taken."""
+    """18: a corrupt cache is refused, a valid one is accepted."""
     opened = Opened.classifier(place)
     config = opened.engine.create_runtime_config()
     cache = config.create_runtime_cache()
@@ -183,7 +183,7 @@ def runtime_caches(place: Place) -> Seen:
 
 
 def errors_go_to_the_recorder(place: Place) -> Seen:
-    """20: of a context, to the recorder that is set."""
+    """20: a context reports errors to its error recorder."""
     opened = Opened.classifier(place)
     opened.context.error_recorder = recorder = error_recorder(place.backend)
     opened.context.set_input_shape(opened.input, (9, *SHAPE[1:]))
@@ -191,7 +191,7 @@ def errors_go_to_the_recorder(place: Place) -> Seen:
 
 
 def contexts_need_user_memory(place: Place) -> Seen:
-    """26 and 27: only contexts with memory of the caller's, of the size that TensorRT reports, exist and run."""
+    """26 and 27: contexts need user-managed memory of the size that TensorRT reports."""
     opened = Opened.classifier(place).ready()
     other = opened.engine.create_execution_context()
     yield "a context with memory of its own", "kUSER_MANAGED", _word(opened.errors.texts, other)
@@ -200,7 +200,7 @@ def contexts_need_user_memory(place: Place) -> Seen:
 
 
 def _word(texts: Sequence[str], context: object) -> str:
-    """Return what a refusal asks for, or that there was none."""
+    """Return what a refusal asks for, or that nothing was refused."""
     told = texts[-1] if texts and context is None else "no refusal"
     return "kUSER_MANAGED" if "kUSER_MANAGED" in told else told
 

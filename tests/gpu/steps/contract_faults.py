@@ -1,4 +1,4 @@
-"""Rules whose breach is an error that a GPU may not survive: the last ones, the mildest first, each written at once."""
+"""Rules whose violation may leave the GPU unusable: run last, the mildest first, each written immediately."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ask(place: Place) -> Iterator[Answer]:
 
 
 def waits_in_a_capture(place: Place) -> Seen:
-    """15: a stream is not waited for while a graph is captured."""
+    """15: waiting for a stream during capture is an error."""
     opened = Opened.classifier(place).ready()
     opened.compute(torch.ones(SHAPE))
     try:
@@ -37,7 +37,7 @@ def waits_in_a_capture(place: Place) -> Seen:
 
 
 def contexts_on_one_profile(place: Place) -> Seen:
-    """10: two contexts that run at once do not share a profile."""
+    """10: concurrent contexts cannot share a profile."""
     opened = Opened.classifier(place).ready()
     opened.compute(torch.ones(SHAPE))
     other, stream = opened.new_context(), place.device.stream()
@@ -53,7 +53,7 @@ def contexts_on_one_profile(place: Place) -> Seen:
 
 
 def caches_are_updated_in_place(place: Place) -> Seen:
-    """6: `present_*` is an alias of `past_*`, and a launch with another address is refused."""
+    """6: `present_*` aliases `past_*`; a launch with another address is refused."""
     from trtkit.runtime.loaded_engine import LoadedEngine
 
     _, bundle = decoder(place, "tiny", "fp32", batching="separate")

@@ -1,4 +1,4 @@
-"""Decode steps of language models: tokens a second, percent of the bandwidth's ceiling, host time, what caches cost."""
+"""Decode steps of language models: tokens per second, share of the bandwidth's ceiling, host time, cost of caches."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def ask(place: Place, model: str, precision: str, kv_window: str = "full") -> It
 
 
 def prefill(place: Place, model: str, precision: str) -> Iterator[Answer]:
-    """Time a prompt of the longest call."""
+    """Time a prompt of the maximum prefill length."""
     shape, bundle = decoder(place, model, precision)
     execution = open_execution(bundle, "tensorrt", 1)
     size = execution.max_prefill_length
@@ -65,7 +65,7 @@ def prefill(place: Place, model: str, precision: str) -> Iterator[Answer]:
 
 
 def guesses(place: Place, model: str, precision: str) -> Iterator[Answer]:
-    """Time calls of a few tokens of one sequence, as those that check guesses are, but for logits of all of them."""
+    """Time calls with a few tokens of one sequence, like those that check guesses, but with logits of the last only."""
     shape, bundle = decoder(place, model, precision)
     execution = open_execution(bundle, "tensorrt", 1)
     start = min(512, shape.length - 40)
@@ -78,13 +78,13 @@ def guesses(place: Place, model: str, precision: str) -> Iterator[Answer]:
 
 
 def step_call(rows: int, tokens: int, vocab: int) -> Call:
-    """Return a decode step of slots that hold `tokens` tokens each."""
+    """Return a decode step of slots with `tokens` cached tokens each."""
     ids = np.random.default_rng(0).integers(3, vocab, (rows, 1))
     return Call(0, ids, np.full(rows, tokens), np.ones(rows, np.int64))
 
 
 def host_ms(place: Place, execution: DecoderExecution, call: Call) -> float:
-    """Return the median time until `forward` returns, which does not wait for a GPU."""
+    """Return the median time until `forward` returns, which does not wait for the GPU."""
     samples = []
     for _ in range(2 if place.is_simulated else 20):
         place.synchronize()

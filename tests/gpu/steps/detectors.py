@@ -39,9 +39,9 @@ MOST_UNPAIRED = 0.05
 
 @dataclass(frozen=True)
 class Detector:
-    """config: of a precision, with its weights made at the place. size: of an input's image, small, and on a GPU.
+    """config: from the place and a precision. size: of an image, (small, on a GPU).
 
-    outputs: those that are compared; all if empty. is_unordered: rows are paired before. precisions: on a GPU.
+    outputs: outputs to compare; empty for all. is_unordered: rows are paired first. precisions: used on a GPU.
     """
 
     config: Callable[[Place, str], ModelConfig]
@@ -68,7 +68,7 @@ def ask(place: Place, model: str) -> Iterator[Answer]:
 
 
 def _compared(detector: Detector, ours: Arrays, theirs: Arrays, limit: float) -> Answer:
-    """Return the largest error of an output; counts have to be equal."""
+    """Return the largest error of any output; counts must be equal."""
     names = detector.outputs or tuple(theirs)
     counts = {name for name in names if theirs[name].dtype.kind in "iu"}
     are_equal = all(np.array_equal(ours[name], theirs[name]) for name in counts)
@@ -91,7 +91,7 @@ def _inputs(place: Place, detector: Detector, bundle: Bundle) -> Arrays:
 
 
 def _text(name: str) -> Callable[[Place, str], ModelConfig]:
-    """Return what configures a shipped text model, whose weights are in a package."""
+    """Return the config function of a shipped text model, whose weights are in a package."""
     return lambda _place, precision: load_config(name, [f"precision={precision}"])
 
 
@@ -105,7 +105,7 @@ def _rt_detr(place: Place, precision: str) -> ModelConfig:
 
 
 def _yolo(place: Place, precision: str) -> ModelConfig:
-    """Return a small network with YOLOv8's output, whose boxes overlap, and NMS in the engine."""
+    """Return a small network with YOLOv8's outputs, overlapping boxes, and NMS in the engine."""
     place.scratch.mkdir(parents=True, exist_ok=True)
     path = save(crowded_detector(), place.scratch / "crowded.onnx")
     boxes = {"layout": "channels-first", "nms": "engine", "min_score": 0.4, "max_iou": 0.3, "max_boxes": 40}
@@ -122,7 +122,7 @@ def _detr3d(place: Place, precision: str) -> ModelConfig:
 
 
 def _scene() -> Any:
-    """Return the example's module that makes a model and camera matrices."""
+    """Return the example's module, which generates a model and camera matrices."""
     spec = importlib.util.spec_from_file_location("detr3d_scene", SCENE)
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""Every decoder family on an engine: greedy tokens as the reference decoder's, in fp32, slots mixed."""
+"""Every decoder family on an engine: greedy tokens equal the reference decoder's, in fp32, with mixed slots."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 
 def ask(place: Place) -> Iterator[Answer]:
-    """Compare tokens and logits; an engine that fails does not keep the others from being tried.
+    """Compare tokens and logits; after an engine that fails, the others are still tried.
 
-    Families whose caches, states or positions differ come first. Simulated, two do: engines/test_decoders has the rest.
+    Families with unusual caches, states or positions come first. Simulated, only two run, since
+    tests/integration/engines/test_decoders.py has the others.
     """
     is_first = in_covering_set_of(CASES, SEEN if place.is_simulated else STEPPED)
     cases = sorted(CASES, key=lambda case: not is_first(case))

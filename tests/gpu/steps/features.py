@@ -1,4 +1,4 @@
-"""What TensorRT-RTX offers besides: runtime caches, TF32, its own CUDA graphs, refit and stripped plans."""
+"""Other features of TensorRT-RTX: runtime caches, TF32, its own CUDA graphs, refit and stripped plans."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZE = 256
 
 
 def ask(place: Place) -> Iterator[Answer]:
-    """Ask them one after the other."""
+    """Test them one after another."""
     yield from runtime_cache(place)
     yield from tf32(place)
     yield from graph_strategy(place)
@@ -33,7 +33,7 @@ def ask(place: Place) -> Iterator[Answer]:
 
 
 def runtime_cache(place: Place) -> Iterator[Answer]:
-    """Time the first launch without kernels and with those that the last one kept."""
+    """Time the first launch with an empty runtime cache and with the previous launch's."""
     bundle = place.bundle("classifier-fp32", lambda: classifier_config(place.scratch))
     file = place.scratch / "kernels"
     file.unlink(missing_ok=True)
@@ -54,7 +54,7 @@ def runtime_cache(place: Place) -> Iterator[Answer]:
 
 
 def tf32(place: Place) -> Iterator[Answer]:
-    """Compare a matrix product in fp32 with fp64, TF32 off as trtkit builds, and on."""
+    """Compare a matrix product in fp32 with fp64, with TF32 off, as trtkit builds, and on."""
     random = torch.Generator().manual_seed(0)
     x, w = (torch.randn(SIZE, SIZE, generator=random) for _ in range(2))
     expected = x.double() @ w.double()
@@ -86,7 +86,7 @@ def graph_strategy(place: Place) -> Iterator[Answer]:
 
 
 def refit(place: Place) -> Iterator[Answer]:
-    """Build for refit, with weights and stripped; give other weights and compare."""
+    """Build refittable plans, with weights and stripped; refit with other weights and compare."""
     trt = place.backend.trt
     random = torch.Generator().manual_seed(0)
     x, old, new = (torch.randn(SIZE, SIZE, generator=random) for _ in range(3))
@@ -99,7 +99,7 @@ def refit(place: Place) -> Iterator[Answer]:
         answer: Answer = {"what": f"refit of a plan built with {name}"}
         try:
             plan = build_plan(place, _product(place, old), {}, change).read_bytes()
-        except RuntimeError as error:  # TensorRT-RTX 1.7.1 needs a GPU to build one
+        except RuntimeError as error:  # TensorRT-RTX 1.7.1 needs a GPU to build stripped plans
             yield answer | {"error": str(error), "holds": place.is_simulated}
             continue
         answer["plan_bytes"] = len(plan)
@@ -107,7 +107,7 @@ def refit(place: Place) -> Iterator[Answer]:
 
 
 def _refitted(place: Place, plan: bytes, x: torch.Tensor, new: torch.Tensor) -> Answer:
-    """Give the engine the weights `new`; the simulated runtime has no Refitter."""
+    """Refit the engine with the weights `new`; the simulated runtime has no Refitter."""
     trt, logger = place.backend.trt, place.backend.logger("ERROR")
     engine = trt.Runtime(logger).deserialize_cuda_engine(plan)
     refitter = trt.Refitter(engine, logger)

@@ -1,4 +1,4 @@
-"""Custom ops: each kernel compared with its reference, and its time with that of the lowering as an engine."""
+"""Custom ops: each kernel against its reference, and its time against that of the lowering's engine."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from trtkit.network.plugin import Plugin
 
 INTERPRETED = "PillarScatter"
-"""Triton's interpreter is fast enough on it."""
+"""The op that is fast enough in Triton's interpreter."""
 
 
 def ask(place: Place) -> Iterator[Answer]:
-    """Ask about every kernel; one that fails does not keep the others from being tried."""
+    """Test every kernel; after one that fails, the others are still tried."""
     rate = copy_bytes_per_s(place)
     ops = [op for op in load_ops().values() if op.has_part("kernel")]
     for op in ops if place.has_gpu else [op for op in ops if op.name == INTERPRETED]:
         try:
             yield from _asked(place, op, rate)
-        except Exception as error:  # the other ops are asked all the same
+        except Exception as error:  # the other ops are still tested
             yield {"what": op.name, "holds": False, "error": f"{type(error).__name__}: {error}"}
 
 
@@ -52,13 +52,13 @@ def _asked(place: Place, op: CustomOp, rate: float) -> Iterator[Answer]:
 
 
 def _dtypes(op: CustomOp) -> tuple[str, ...]:
-    """Return the data types that the op's kernel takes as a plugin."""
+    """Return the data types that the op's plugin supports."""
     plugin: Plugin = op.part("plugin").PLUGIN
     return tuple(plugin.types_of(op.typicals[0].attributes)[plugin.data].lower().split("|"))
 
 
 def _timed(place: Place, op: CustomOp, cases: list[Trial], rate: float) -> Answer:
-    """Time the kernel and, if engines run here, the lowering's on the op's large case in fp32."""
+    """Time the kernel and, if engines run here, the lowering's engine on the op's large case in fp32."""
     large = getattr(op.part("cases"), "LARGE", None)
     trial = cases[0] if large is None or not place.has_gpu else Trial(op, large, cases[0].dtype)
     inputs, launch = _inputs(place, trial), load_kernels(op, interpreted=not place.has_gpu).launch

@@ -1,4 +1,4 @@
-"""Does an engine that is built without a compute capability load and compute here?"""
+"""Does an engine built without a compute capability load and compute here?"""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ask(place: Place) -> Iterator[Answer]:
 
 
 def _is_refused(place: Place, plan: Path) -> Answer:
-    """Return whether TensorRT refuses, as the rule says, a plan on a GPU that its engines do not run on."""
+    """Return whether TensorRT refuses a plan on an unsupported GPU, as the rule expects."""
     runtime = place.backend.trt.Runtime(place.backend.logger("ERROR"))
     runtime.error_recorder = errors = error_recorder(place.backend, has_gpu=True)
     engine = runtime.deserialize_cuda_engine(plan.read_bytes())

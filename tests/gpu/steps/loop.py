@@ -1,4 +1,4 @@
-"""Whole steps of the generation engine: decode, sample, schedule, with the host a step ahead and waiting for tokens."""
+"""Whole engine steps: decode, sample, schedule, with the host one step ahead or waiting for tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WAYS: dict[str, EngineOptions] = {
 
 
 def ask(place: Place, model: str) -> Iterator[Answer]:
-    """Time steps of 1 and of all slots; each answer names what the host does meanwhile."""
+    """Time steps of 1 and of all slots; each answer states what the host does meanwhile."""
     shape, bundle = decoder(place, model, "fp16")
     for rows in (1, shape.batch):
         for name, params in SAMPLING.items():
@@ -45,7 +45,7 @@ def ask(place: Place, model: str) -> Iterator[Answer]:
 
 
 def _running(execution: DecoderExecution, shape: Shape, params: dict[str, Any], options: EngineOptions) -> LLMEngine:
-    """Return an engine with a sequence that decodes in each slot."""
+    """Return an engine with every slot decoding."""
     engine, vocabulary = LLMEngine(execution, options), Vocabulary(shape.vocab, (2,))
     most = shape.length - PROMPT - 8
     for seed in range(execution.slots):

@@ -1,4 +1,4 @@
-"""What the GPU does at best: the ceilings that other answers are compared with."""
+"""The GPU's measured ceilings, which other answers are compared with."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ask(place: Place) -> Iterator[Answer]:
 
 
 def copy_bytes_per_s(place: Place) -> float:
-    """Return what a large copy moves, read and written."""
+    """Return bytes per second of a large copy, read and written."""
     source = torch.randn(2**29 if place.has_gpu else 2**16, device=place.torch_device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / place.median_ms(lambda: target.copy_(source), repeats=10) * 1e3

@@ -1,4 +1,4 @@
-"""Caches in pages: an engine that copies them, and one whose attention is a plugin that reads them where they are."""
+"""Paged caches: an engine that gathers pages, and one whose attention plugin reads them in place."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PLUGIN: dict[str, Any] = {"target": "local-gpu", "custom_ops": {"plugins": "alw
 
 
 def ask(place: Place) -> Iterator[Answer]:
-    """Compare tokens with the reference decoder's, then time steps of slots of like and of unlike lengths."""
-    if not place.is_simulated:  # to compare times with
+    """Compare tokens with the reference decoder's, then time steps of slots with equal and with different lengths."""
+    if not place.is_simulated:  # the baseline of times
         yield from _asked(place, "linear", "linear", {})
     yield from _asked(place, "copies of pages", "paged", {})
-    if place.is_simulated:  # it has no plugins
+    if place.is_simulated:  # the simulation has no plugins
         return
     try:
         load_backend("tensorrt")
@@ -40,7 +40,7 @@ def ask(place: Place) -> Iterator[Answer]:
 
 
 def _asked(place: Place, what: str, kv: str, fields: Mapping[str, Any]) -> Iterator[Answer]:
-    """Yield whether an engine with such caches gives the right tokens, and how long its steps take."""
+    """Yield whether an engine with such caches computes the right tokens, and its step times."""
     yield {"what": f"{what}: tokens of a tiny model", "holds": _gives_tokens(place, what, kv, fields)}
     shape = TINY if place.is_simulated else SMOLLM2
     bundle = place.bundle(f"pages-{shape.name}-{what}", lambda: _config(place, shape, kv, fields))
@@ -53,13 +53,13 @@ def _asked(place: Place, what: str, kv: str, fields: Mapping[str, Any]) -> Itera
         ids = np.random.default_rng(0).integers(3, shape.vocab, (shape.batch, 1))
         call = Call(0, ids, lengths, np.ones(shape.batch, np.int64))
         step_ms = place.median_ms(lambda: execution.forward(call))  # noqa: B023
-        least_bytes = shape.step_bytes("fp16", 1, int(lengths.sum()))  # of caches that are read once
+        least_bytes = shape.step_bytes("fp16", 1, int(lengths.sum()))  # if caches are read once
         yield {"what": f"{what}: step, {rows}", "step_ms": step_ms, "least_bytes": least_bytes}
     execution.close()
 
 
 def _gives_tokens(place: Place, what: str, kv: str, fields: Mapping[str, Any]) -> bool:
-    """Whether an engine gives the reference decoder's tokens in fp32, slots mixed."""
+    """Whether an engine's tokens equal the reference decoder's in fp32, with mixed slots."""
     folder = place.scratch / "pages" / what
 
     def config() -> ModelConfig:

@@ -1,4 +1,4 @@
-"""The same decode step by transformers with a static cache, as it is and compiled."""
+"""The same decode step in transformers with a static cache, eager and compiled."""
 
 from __future__ import annotations
 

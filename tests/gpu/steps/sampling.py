@@ -1,4 +1,4 @@
-"""The sampling kernel: its tokens compared with the CPU's, its time with torch's sorts and argmax."""
+"""The sampling kernel: its tokens against the CPU's, its time against torch's sorts and argmax."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "all filters": {"top_k": 50, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.95},
 }
 MOST_DIFFERING = 0.02
-"""Of the tokens: those whose number lies at the edge of a token, or that lie at a filter's, to the last bits."""
+"""Largest accepted share of differing tokens: draws or filters that a last bit decides."""
 
 
 def ask(place: Place) -> Iterator[Answer]:

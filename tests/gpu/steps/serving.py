@@ -1,4 +1,4 @@
-"""Serving under pressure: preemption, host memory, adapters and two ranks, against the reference executor's tokens."""
+"""Serving with scarce memory, adapters and two ranks: tokens equal the reference executor's."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
 
 PAGES = 6
-"""Of 16 tokens each: too few for four sequences of 40 tokens."""
+"""Pages of 16 tokens: too few for four sequences of 40 tokens."""
 RANK = 4
 _PROMPTS = [[5 + slot, *range(7, 30)] for slot in range(4)]
 _GREEDY = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
 
 
 def ask(place: Place) -> Iterator[Answer]:
-    """Ask each; one that fails does not keep the others from being tried."""
+    """Test each; after one that fails, the others are still tried."""
     for what, question in {
         "preemption": preempted,
         "host memory": kept_on_the_host,
@@ -49,19 +49,19 @@ def ask(place: Place) -> Iterator[Answer]:
 
 
 def preempted(place: Place) -> Answer:
-    """Give four sequences too few pages: some wait and are computed again."""
+    """Run four sequences with too few pages: some are preempted and recomputed."""
     answer = _with_few_pages(place, host_cache_gib=0)
     return answer | {"holds": bool(answer["holds"] and answer["preemptions"] and not answer["swaps"])}
 
 
 def kept_on_the_host(place: Place) -> Answer:
-    """Do the same with host memory: pages are copied there and back."""
+    """The same with host memory: pages are swapped out and in."""
     answer = _with_few_pages(place, host_cache_gib=0.05)
     return answer | {"holds": bool(answer["holds"] and answer["swaps"])}
 
 
 def adapted(place: Place) -> Answer:
-    """Mix requests with two adapters, and without one."""
+    """Mix requests with either of two adapters, and with none."""
     lora = {"max_rank_sum": 2 * RANK}
     bundle = _bundle(place, "adapters", {"lora": lora})
     folders = {name: _adapter(place, name, seed) for seed, name in enumerate(("first", "second"))}
@@ -71,7 +71,7 @@ def adapted(place: Place) -> Answer:
 
 
 def of_two_ranks(place: Place) -> Answer:
-    """Split a decoder's matrices between two ranks, as processes; on one GPU, their collectives go through the host."""
+    """Run a tensor parallel decoder as two processes; on one GPU, their collectives go through the host."""
     if not place.is_simulated and torch.cuda.device_count() < 2:
         return {"seen": "there is one GPU: not asked"}
     bundle = _bundle(place, "two-ranks", {}, parallel={"tensor": 2})
@@ -98,7 +98,7 @@ def _with_few_pages(place: Place, host_cache_gib: float) -> Answer:
 def _tokens(
     bundle: Bundle, params: list[SamplingParams], runtime: str, **options: Any
 ) -> tuple[list[tuple[int, ...]], dict[str, int]]:
-    """Return the tokens of all prompts at once, and how often sequences had to make room."""
+    """Answer all prompts together; return their tokens and the engine's counts of preemptions."""
     with LLM(bundle, runtime=runtime, **options) as llm:
         tokens = [output.outputs[0].token_ids for output in llm.generate(_PROMPTS, params)]
         statistics = llm.statistics
@@ -106,7 +106,7 @@ def _tokens(
 
 
 def _bundle(place: Place, name: str, options: dict[str, Any], **fields: Any) -> Bundle:
-    """Return a decoder of four slots of 64 tokens, in fp32: another order of sums changes no token."""
+    """Return a decoder with four slots of 64 tokens, in fp32, so that the order of sums changes no token."""
 
     def config() -> ModelConfig:
         sizes = {"max_batch_size": 4, "max_sequence_length": 64, "max_prefill_length": 32, **options}
@@ -117,7 +117,7 @@ def _bundle(place: Place, name: str, options: dict[str, Any], **fields: Any) -> 
 
 
 def _adapter(place: Place, name: str, seed: int) -> Path:
-    """Return an adapter of the queries with random weights, as PEFT saves it."""
+    """Return a random adapter of the query projections, as PEFT saves it."""
     from safetensors.torch import save_file
 
     folder, random = place.scratch / "adapters" / name, torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Weights that stay on the host: rules 21 to 24, tokens and times at budgets, and memory of models that sleep."""
+"""Weight streaming from the host: rules 21 to 24, tokens and times by budget; memory of sleeping models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TOKENS = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 
 
 def ask(place: Place) -> Iterator[Answer]:
-    """Ask the rules, then run budgets from none of the weights to all, then let the model sleep."""
+    """Test the rules, then budgets from none of the weights to all, then sleep."""
     yield from ask_rules({21: sizes, 22: late_budgets, 23: captures}, place)
     bundle, size = _bundle(place), _engine(place).streamable_bytes
     prompts = [[5 + slot, 7, 11, 13] for slot in range(4)]
@@ -50,7 +50,7 @@ def ask(place: Place) -> Iterator[Answer]:
 
 
 def sizes(place: Place) -> Seen:
-    """21: weights are streamable, and all of them are on the device unless a budget is set."""
+    """21: weights are streamable, and all are on the device unless a budget is set."""
     engine = _engine(place)
     yield "weights can be streamed", True, engine.streamable_bytes > 0
     yield "none is without a budget", False, engine.is_streaming
@@ -59,7 +59,7 @@ def sizes(place: Place) -> Seen:
 
 
 def late_budgets(place: Place) -> Seen:
-    """22: a budget is refused if it is negative or if a context lives; the attribute of Python raises nothing."""
+    """22: a negative budget, or one set while a context exists, is refused; Python's attribute raises nothing."""
     engine = _engine(place)
     engine.stream_weights(4096)
     for what, budget in (("negative", -1), ("late", 0)):
@@ -70,7 +70,7 @@ def late_budgets(place: Place) -> Seen:
 
 
 def captures(place: Place) -> Seen:
-    """23: no graph holds an engine that streams its weights."""
+    """23: an engine that streams its weights cannot be captured."""
     engine = _engine(place)
     engine.stream_weights(0)
     context, _scratch = user_managed(place, engine._engine, engine.stream)
@@ -78,8 +78,8 @@ def captures(place: Place) -> Seen:
 
 
 def _bundle(place: Place) -> Bundle:
-    """Return a decoder whose engine may stream its weights."""
-    shape, precision = (TINY, "fp32") if place.is_simulated else (ONE_B, "fp16")  # torch on a GPU rounds as it likes
+    """Return a decoder built for weight streaming."""
+    shape, precision = (TINY, "fp32") if place.is_simulated else (ONE_B, "fp16")  # torch's rounding differs on GPUs
 
     def config() -> ModelConfig:
         sizes = {"max_batch_size": 4, "max_sequence_length": shape.length, "max_prefill_length": 16}
@@ -95,7 +95,7 @@ def _engine(place: Place) -> LoadedEngine:
 
 
 def _used_bytes(place: Place, *, is_asleep: bool = False) -> int:
-    """Return the device's memory that is in use; by torch alone where it computes what TensorRT would."""
+    """Return the device's memory in use; if TensorRT is simulated, torch's alone."""
     if place.simulated is not None and not place.has_gpu:
         return place.simulated.device.allocated_bytes
     if place.simulated is not None:

@@ -1,4 +1,4 @@
-"""Vision models at published sizes: the engine against the reference executor, its latency, and torch's."""
+"""Vision models of published sizes: the engine against the reference executor; its latency and torch's."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _config(place: Place, name: str, precision: str, has_batches: bool) -> Model
 
 
 def _error(bundle: Bundle, shape: tuple[int, ...]) -> float:
-    """Return the largest relative RMS error of an output against the reference executor."""
+    """Return the largest relative RMS error of any output against the reference executor."""
     pixels = {bundle.manifest.inputs[0].name: torch.randn(shape, generator=torch.Generator().manual_seed(0)).numpy()}
     ours, theirs = open_model(bundle, "tensorrt").run(pixels), open_model(bundle, "reference").run(pixels)
     return max(relative_rms(torch.from_numpy(ours[name]), torch.from_numpy(value)) for name, value in theirs.items())
@@ -79,7 +79,7 @@ def _latency(place: Place, bundle: Bundle, shape: tuple[int, ...]) -> Answer:
 
 
 def _torch(place: Place, name: str, shape: tuple[int, ...]) -> Iterator[Answer]:
-    """Time the same model by transformers in fp16, as it is and compiled."""
+    """Time the same model in transformers in fp16, eager and compiled."""
     import transformers
 
     architecture = MODELS[name][1] if name in MODELS else CLASSIFIERS[name][0]

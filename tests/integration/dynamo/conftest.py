@@ -1,4 +1,4 @@
-"""A real frontend of Dynamo's and two workers with a tiny chat model, shared by the folder's tests."""
+"""A real Dynamo frontend and two workers with a tiny chat model, shared by the folder's tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def chat_bundle(tiny_folder: Path) -> Path:
-    """The bundle of a tiny random Llama with a chat template, three slots, logits of every token."""
+    """The bundle of a tiny random Llama with a chat template, three slots and logits of all tokens."""
     return tiny_folder / "bundle"
 
 
@@ -36,7 +36,7 @@ def served(chat_bundle: Path, hostile_folder: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def hostile_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A current folder whose modules have the names of those that servers import; each leaves a trace if it runs."""
+    """A working folder whose modules shadow those that servers import; each leaves a trace if it runs."""
     folder = tmp_path_factory.mktemp("hostile")
     for name in ("uvloop", "torch", "dynamo", "trtkit", "uvicorn", "zmq", "msgspec", "sitecustomize"):
         (folder / f"{name}.py").write_text(f"open({str(folder / name)!r}, 'w').close()")

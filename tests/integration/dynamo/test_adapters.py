@@ -1,4 +1,4 @@
-"""OpenAI's own client names adapters as models; they are loaded and unloaded while a worker serves."""
+"""OpenAI's client names LoRA adapters as models; they are loaded and unloaded while a worker serves."""
 
 from __future__ import annotations
 

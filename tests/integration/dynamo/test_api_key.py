@@ -1,4 +1,4 @@
-"""A server of two models with a key: who answers, streams and large requests through the gate, and what stays open."""
+"""A server of two models with an API key: who gets answers, streams, large requests, and what stays public."""
 
 from __future__ import annotations
 

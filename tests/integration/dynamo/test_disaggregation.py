@@ -1,4 +1,4 @@
-"""One worker computes prompts, another answers: the same tokens, and what is lost is computed again."""
+"""A prefill worker and a decode worker: tokens are the same, and lost caches are recomputed."""
 
 from __future__ import annotations
 

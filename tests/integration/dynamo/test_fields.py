@@ -1,4 +1,4 @@
-"""Every field of OpenAI's requests is used, ignored by the frontend, or refused, and the docs say which."""
+"""Every field of OpenAI's requests is used, ignored by the frontend, or refused, as the docs state."""
 
 from __future__ import annotations
 

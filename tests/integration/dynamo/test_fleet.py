@@ -1,4 +1,4 @@
-"""What happens when workers die, and what strangers can send: two workers, each replaced once here."""
+"""Two workers, each replaced once: what happens when workers die, and what strangers can send."""
 
 from __future__ import annotations
 

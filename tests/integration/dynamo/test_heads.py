@@ -1,4 +1,4 @@
-"""Heads of workers behind Dynamo's frontend: answers are those without them, and the metrics count guesses."""
+"""Draft heads behind Dynamo's frontend: answers are the same as without, and metrics count guesses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's own client gets what the bundle answers in this process: chat, streams, log probabilities, guides, tools."""
+"""OpenAI's client gets the bundle's own answers: chat, streams, log probabilities, guides, tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bundle for prompts whose rotary embedding depends on another length of slots is refused."""
+"""A prefill bundle whose rotary embedding depends on a different maximum length is refused."""
 
 from __future__ import annotations
 

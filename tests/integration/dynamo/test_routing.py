@@ -1,4 +1,4 @@
-"""Prompts that begin alike go where their beginning is cached."""
+"""Prompts with a common prefix are routed to the worker that has it cached."""
 
 from __future__ import annotations
 

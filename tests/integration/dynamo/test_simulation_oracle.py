@@ -1,4 +1,4 @@
-"""`trtkit simulate` agrees with NVIDIA's simulator, or the policy that makes the difference is known."""
+"""`trtkit simulate` agrees with NVIDIA's simulator, or the policy that causes the difference is known."""
 
 from __future__ import annotations
 

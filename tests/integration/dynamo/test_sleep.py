@@ -1,4 +1,4 @@
-"""Workers that sleep and wake up when their own port is asked to."""
+"""Workers sleep and wake up on requests to their own port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's client sends pictures: the answers are those of the bundle in this process, and nothing is fetched."""
+"""OpenAI's client sends images: answers equal the bundle's in this process, and no URL is fetched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fleet's ports do for whom: clients of the frontend, whoever knows the token, and nobody else."""
+"""What a fleet's ports allow clients of the frontend, holders of the token, and everybody else."""
 
 from __future__ import annotations
 

@@ -14,6 +14,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Simulated:
-    """A device that runs engines of the bundles that are added to `plans`; kernels are kept in a folder of its own."""
+    """A device that runs the engines of bundles added to `plans`, with its own kernel cache."""
     monkeypatch.setenv("TRTKIT_CACHE_DIR", str(tmp_path / "cache"))
     return simulate(monkeypatch.setattr)

@@ -1,4 +1,4 @@
-"""Mistakes that are planted into a module's source."""
+"""Plants mistakes into a module's source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that name adapters, on engines and on the reference decoder, against PEFT's model of each adapter."""
+"""LoRA adapters per request, on engines and on the reference decoder, against PEFT's model of each."""
 
 from __future__ import annotations
 

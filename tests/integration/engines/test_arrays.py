@@ -1,4 +1,4 @@
-"""Vision models and hybrids on engines compute what the reference executor computes."""
+"""Vision models and hybrids on engines compute the same as on the reference executor."""
 
 from __future__ import annotations
 

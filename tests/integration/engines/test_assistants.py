@@ -1,4 +1,4 @@
-"""A bundle's assistant on the simulated runtime: its engine reads the memory that the model's writes."""
+"""A bundle's assistant on the simulated runtime: its engine reads the caches that the model's writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulated runtime holds trtkit to: a test for each point of tests/simulated_tensorrt/README.md."""
+"""The simulated runtime's rules for trtkit: one test per item of tests/simulated_tensorrt/README.md."""
 
 from __future__ import annotations
 

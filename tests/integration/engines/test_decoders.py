@@ -1,4 +1,4 @@
-"""Engines of every decoder family generate what the reference decoder generates."""
+"""Engines of every decoder family generate the reference decoder's tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bundle's head on the simulated runtime: its engine beside the model's, in one stream."""
+"""A bundle's draft head on the simulated runtime: both engines run on one stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caches travel to host memory and back on a stream of their own: early or late, the tokens are the same."""
+"""Caches are copied to host memory and back on a separate stream: early or late, tokens are the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What steps launch, and that the host waits for nothing but the tokens of the step before."""
+"""Which launches a step makes, and that the host waits only for the previous step's tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU kit on the simulated runtime: every step, processes that die, what is written."""
+"""The GPU kit on the simulated runtime: every step, processes that die, files that are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Language models on engines: caches in eight bits, speculation, images, the commands."""
+"""Language models on engines: 8-bit caches, speculation, images, commands."""
 
 from __future__ import annotations
 

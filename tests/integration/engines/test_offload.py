@@ -1,4 +1,4 @@
-"""Engines of stages in turn: RTX's deferred weights, loaded and unloaded by FlexGen's schedule."""
+"""Stages loaded in turn: RTX's deferred weights, loaded and unloaded by FlexGen's schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed engines: decoding and prompts share a call on TensorRT's simulated runtime, too."""
+"""Packed engines: decode and prefill share a call on TensorRT's simulated runtime, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes planted into the code that drives engines: each gives an error or other tokens, so tests would see it."""
+"""Mistakes planted into the code that drives engines: each causes an error or wrong tokens, so tests notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs that hold a step's engine and its sampling, and mistakes planted there."""
+"""CUDA graphs of a step's engine and its sampling, and mistakes planted there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs whose sizes follow from data, and inputs that sizes are worked out from: TensorRT-RTX builds neither here."""
+"""Data-dependent output sizes and shape tensors, neither of which TensorRT-RTX builds here."""
 
 from __future__ import annotations
 

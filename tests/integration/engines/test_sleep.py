@@ -1,4 +1,4 @@
-"""Models that sleep: the device's memory is free, and after they wake the answers are those of before."""
+"""Sleeping models free the device's memory; after they wake, answers are unchanged."""
 
 from __future__ import annotations
 

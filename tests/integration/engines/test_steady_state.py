@@ -1,4 +1,4 @@
-"""A server after its warm-up: 200 prompts of any length compile and capture nothing that a request would wait for."""
+"""A server after its warm-up: 200 prompts of any length compile and capture nothing."""
 
 from __future__ import annotations
 

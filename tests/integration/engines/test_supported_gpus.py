@@ -1,4 +1,4 @@
-"""GPUs that engines do not run on are refused before a plan is read."""
+"""Unsupported GPUs are refused before a plan is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines whose weights stay in host memory: the budgets that TensorRT takes, and what a stream of weights excludes."""
+"""Engines that stream weights from the host: accepted budgets, and what weight streaming excludes."""
 
 from __future__ import annotations
 

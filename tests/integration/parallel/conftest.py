@@ -1,4 +1,4 @@
-"""One tiny model on several grids."""
+"""One tiny model on several grids of ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SIZES = {"max_batch_size": 8, "max_sequence_length": 128, "max_prefill_length": 
 
 @pytest.fixture(scope="session")
 def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return the folder of the model's bundle for a grid, built when it is first needed."""
+    """Return a function from a grid to the model's bundle, which is built on first use."""
     folder = tmp_path_factory.mktemp("ranks")
     heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}
     tiny_llm.save(folder / "model", num_hidden_layers=3, **heads)  # stages of two layers and of one

@@ -18,7 +18,6 @@ from trtkit import LLM, SamplingParams
 from trtkit.bundle.bundle import open_bundle
 from trtkit.bundle.known import KnownRequest, write_known
 from trtkit.errors import ExecutionError, RankError
-from trtkit.llm.distributed.micro_batches import gpipe_bubble
 from trtkit.llm.distributed.open import open_distributed
 from trtkit.llm.engine import EngineOptions, LLMEngine, Request
 from trtkit.llm.execution import Call, DecoderExecution, ExecutionOptions, open_execution
@@ -158,8 +157,7 @@ def test_a_call_in_parts_gives_the_same_logits(
     live = call.counts > 0
     torch.testing.assert_close(logits[live], expected[live], atol=1e-4, rtol=1e-4)
     total, busy = four.pipeline_steps.total - before[0], four.pipeline_steps.busy - before[1]
-    assert (total, busy) == (parts + 1, parts)
-    assert 1 - busy / total == pytest.approx(gpipe_bubble(2, parts))
+    assert (total, busy) == (parts + 1, parts)  # GPipe: m parts take m + p - 1 steps in p stages
 
 
 @pytest.mark.parametrize(("news", "parts"), [([20, 1, 0, 9], 4), ([2], 2), ([0, 61], 4)])

@@ -1,1 +1,1 @@
-"""Tests against a real tritonserver; those of one folder run in one process and share a server."""
+"""Tests against a real tritonserver. They run in one process and share servers."""

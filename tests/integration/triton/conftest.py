@@ -1,4 +1,4 @@
-"""Two servers for this folder: of a chat model; of a classifier in two forms, hybrids, and plans of full TensorRT."""
+"""Two servers for this folder: one with a chat model, one with classifiers, hybrids, and plans of full TensorRT."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HYBRID = "source: {{hf: {folder}}}\ncompose: {compose}\nprofiles: [{{batch: [1, 
 
 @pytest.fixture(scope="session")
 def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of bundles: `tiny`, the hybrids `fused` and `chained`, and the same for full TensorRT."""
+    """A folder with the bundles `tiny`, `fused` and `chained` (hybrids), and copies for full TensorRT."""
     from tests.support.deployments import as_tensorrt, build, classifier
     from tests.support.hybrids import case_of, saved
 
@@ -38,7 +38,7 @@ def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def served(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server of the chat model. A test that changes a server or a repository starts its own."""
+    """A server with the chat model. Tests that change a server or repository start their own."""
     words = (tiny_folder / "bundle", "--name", "chat", "--set", "llm.max_queue=8")
     with serving(deployed(tmp_path_factory.mktemp("models"), words)) as running:
         yield running
@@ -46,7 +46,7 @@ def served(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="session")
 def served_vision(vision_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server of all vision models, apart from the chat model's so that `make test` need not start it."""
+    """A server with all vision models, separate from the chat model's so that `make test` need not start it."""
     repository = deployed(
         tmp_path_factory.mktemp("models"),
         (vision_folder / "tiny",),
@@ -61,7 +61,7 @@ def served_vision(vision_folder: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def deployed(repository: Path, *models: tuple[object, ...]) -> Path:
-    """Deploy models, each given as the words of `trtkit deploy`; return their repository."""
+    """Deploy models, each given as arguments of `trtkit deploy`; return their repository."""
     from trtkit.cli.main import main
 
     for words in models:
@@ -80,6 +80,6 @@ def llm(tiny_folder: Path) -> Iterator[LLM]:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository of one model, which doubles what it is sent."""
+    """A repository with a single model, which doubles its input."""
     python_model(tmp_path / "models", "doubles", DOUBLES, TENSORS)
     return tmp_path / "models"

@@ -1,4 +1,4 @@
-"""Requests to a real tritonserver name the adapters that a deployment has."""
+"""Requests to a real tritonserver name a deployment's LoRA adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trtkit check` against a real tritonserver that has a deployed bundle, and models that differ from it."""
+"""`trtkit check` against a real tritonserver with a deployed bundle, and with models that differ from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Served bundles run their engines: on a real tritonserver, with TensorRT's simulated runtime in its processes."""
+"""Served bundles run their engines: a real tritonserver with TensorRT's simulated runtime in its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A language model on a real tritonserver refuses what is wrong or too much, and frees what clients leave."""
+"""A language model on a real tritonserver refuses invalid and excessive requests, and frees abandoned slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A language model on a real tritonserver: its answers are those of the same bundle in this process."""
+"""A language model on a real tritonserver: answers equal those of the same bundle in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published vision models on a real tritonserver: a cat is a cat, and a page of text is read."""
+"""Published vision models on a real tritonserver: a cat is classified as a cat, and a page of text is read."""
 
 from __future__ import annotations
 

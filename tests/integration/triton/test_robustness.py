@@ -1,4 +1,4 @@
-"""Hundreds of malformed requests: a real tritonserver refuses them, answers all right ones, and keeps no memory."""
+"""Hundreds of malformed requests: a real tritonserver refuses them, answers all valid ones, and leaks no memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trtkit serve` with a real tritonserver: what it says, how it stops, what it leaves."""
+"""`trtkit serve` with a real tritonserver: its messages, how it stops, what it leaves behind."""
 
 from __future__ import annotations
 

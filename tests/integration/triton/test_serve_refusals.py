@@ -1,4 +1,4 @@
-"""`trtkit serve` refuses before anything starts what cannot be served."""
+"""`trtkit serve` refuses what cannot be served before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vision models on a real tritonserver: pipelines, tensors, hybrids, and plans that lack only TensorRT's backend."""
+"""Vision models on a real tritonserver: pipelines, tensors, hybrids, and plans that only lack TensorRT's backend."""
 
 from __future__ import annotations
 

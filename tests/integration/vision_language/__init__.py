@@ -1,1 +1,1 @@
-"""Tests of vision-language models; they run in one process and share its bundles."""
+"""Tests of vision-language models. They run in one process and share its bundles."""

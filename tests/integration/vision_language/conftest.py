@@ -1,4 +1,4 @@
-"""Towers that only differ in what comes after their export are exported once."""
+"""Exports each vision tower once for all tests that use it."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def exports(one_export: None) -> None:
-    """Share what torch exports."""
+    """Share torch's exports."""

@@ -1,4 +1,4 @@
-"""Images on the command line: `trtkit generate --image`, JSON lines, build, inspect, and all that is refused."""
+"""Images on the command line: `trtkit generate --image`, JSON lines, build, inspect, refusals."""
 
 from __future__ import annotations
 

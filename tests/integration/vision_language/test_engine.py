@@ -1,4 +1,4 @@
-"""Images in the engine's loop: chunks, shared beginnings, preemption, beams, guesses, many images."""
+"""Images in the engine: chunked prefill, shared prefixes, preemption, beams, guesses, many images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images whose tokens see each other (Gemma 3): they are computed whole, wherever a prompt is cut or shared."""
+"""Bidirectional attention within images (Gemma 3): an image is always computed whole, wherever a prompt is split."""
 
 from __future__ import annotations
 

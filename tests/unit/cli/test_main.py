@@ -91,6 +91,14 @@ def test_every_help_fits_80_columns_and_has_the_options_of_a_run(name: str, trtk
             assert flag in out
 
 
+@pytest.mark.parametrize("name", every_command())
+def test_arguments_are_in_the_usage_line_and_not_among_the_options(name: str, trtkit: Callable[..., Ran]) -> None:
+    command = every_command()[name]
+    arguments = [each for each in command.params if isinstance(each, click.Argument)]
+    rows = [line.strip() for line in trtkit(*name.split(), "--help").out.splitlines() if line.startswith("  ")]
+    assert [each.name for each in arguments if each.make_metavar(click.Context(command)) in rows] == []
+
+
 @pytest.mark.parametrize("name", sorted(every_command()))
 def test_every_command_has_examples_that_parse(name: str) -> None:
     """Each line of the examples is taken by the parser of the command it names."""

@@ -135,12 +135,11 @@ def _sample(**inputs: Any) -> Any:
 BAD_ARRAYS = {
     "wrong shape": (
         {"images": np.zeros((1, 4, 8, 8), np.float32)},
-        "in.npz: `images` has shape [1, 4, 8, 8], [batch, 3, height, width] is needed\n"
-        "fix: give an array of that shape",
+        "in.npz: `images` has shape [1, 4, 8, 8]; expected [batch, 3, height, width]\nfix: give an array of that shape",
     ),
     "wrong rank": (
         {"images": np.zeros((3, 8, 8), np.float32)},
-        "in.npz: `images` has shape [3, 8, 8], [batch, 3, height, width] is needed\nfix: give an array of that shape",
+        "in.npz: `images` has shape [3, 8, 8]; expected [batch, 3, height, width]\nfix: give an array of that shape",
     ),
     "wrong type": (
         {"images": np.zeros((1, 3, 8, 8))},

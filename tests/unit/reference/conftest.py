@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 
 @dataclass
 class Net:
-    """A network under construction. feed: values of the inputs made with `given`."""
+    """A network under construction. feed: values of the inputs created with `given`."""
 
     backend: Backend
     network: Any
@@ -36,7 +36,7 @@ class Net:
         return self.backend.trt
 
     def given(self, value: Any, shape: tuple[int, ...] | None = None) -> Any:
-        """Return an input tensor fed with an array or tensor; shape: -1 for dynamic sizes."""
+        """Add an input that is fed with an array or tensor. shape: with -1 for dynamic sizes."""
         name = f"input{len(self.feed)}"
         self.feed[name] = value
         names = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16"}
@@ -45,13 +45,13 @@ class Net:
         return self.network.add_input(name, trt_type, shape or tuple(value.shape))
 
     def constant(self, value: Any) -> Any:
-        """Return a constant tensor."""
+        """Add a constant."""
         array = np.ascontiguousarray(value).reshape(np.shape(value))
         self.held.append(array)
         return self.network.add_constant(array.shape, self.trt.Weights(array)).get_output(0)
 
     def opaque(self, raw: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-        """Return a constant of a type that NumPy lacks, from raw bytes."""
+        """Add a constant of a type that NumPy lacks, from raw bytes."""
         self.held.append(raw)
         weights = self.trt.Weights(getattr(self.trt.DataType, dtype), raw.ctypes.data, int(np.prod(shape)))
         return self.network.add_constant(shape, weights).get_output(0)
@@ -63,7 +63,7 @@ class Net:
         return Executor(read_layers(self.backend, self.network, constants), Options(**options))
 
     def run(self, *outputs: Any, **options: Any) -> Any:
-        """Compute outputs layer by layer; one tensor, or a list of several. The fast way gives the same ones."""
+        """Return one output or a list of them, computed layer by layer; checks that the fast path agrees."""
         plain = self.executor(*outputs, **options)
         tensors = list(plain.run(self.feed).values())
         if not options.get("in_place_caches") and plain.layers.inputs:
@@ -74,7 +74,7 @@ class Net:
 
 
 def assert_same(got: torch.Tensor, want: torch.Tensor) -> None:
-    """Assert that two tensors differ by one rounding of their type at most; fp32 sums may go in another order."""
+    """Assert that two tensors differ by at most one rounding of their type; fp32 sums may differ in order."""
     assert (got.shape, got.dtype) == (want.shape, want.dtype)
     if not want.is_floating_point() or want.dtype.itemsize == 1:
         assert torch.equal(got, want)

@@ -65,11 +65,6 @@ def split_packed(packed: PackedCall, parts: int, max_length: int) -> list[Packed
     return [_part(rest if number else packed, *span, decoding) for number, span in enumerate(spans)]
 
 
-def gpipe_bubble(stages: int, parts: int) -> float:
-    """Return the idle share of a stage's steps by GPipe's formula, (p - 1) / (m + p - 1)."""
-    return (stages - 1) / (parts + stages - 1)
-
-
 def _rows(call: Call, first: int, stop: int) -> Call:
     rows = slice(first, stop)
     part = replace(call.with_rows(rows), first_slot=call.first_slot + int(first))

@@ -40,11 +40,6 @@ class PipelineSteps:
     total: int = 0
     busy: int = 0
 
-    @property
-    def idle_share(self) -> float:
-        """The bubble: the share of steps that a stage was idle."""
-        return 1 - self.busy / self.total if self.total else 0.0
-
 
 @dataclass(frozen=True, eq=False)
 class GridPosition:

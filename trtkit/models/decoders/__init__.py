@@ -1,1 +1,1 @@
-"""One file per family of decoder-only language models."""
+"""Decoder families, one file each, named after the config's `model_type`: `spec` turns a config into a spec."""

@@ -1,4 +1,4 @@
-"""Arcee Trinity: gated attention that turns in sliding layers only, four norms, experts."""
+"""Arcee Trinity: gated attention, rotary in sliding layers only; norms before and after each part; experts."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Apertus: plain MLPs with a learned activation, norms on each query and key head."""
+"""Apertus: ungated MLPs with a learned activation (xIELU), a norm on each query and key head."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ INSIDE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes. Raises SourceError for one without a rotary embedding."""
+    """Return the model that a config describes. Raises SourceError if it states no rotary embedding."""
     for name, value in (("mlp_bias", False), ("post_norm", False), ("qk_norm", True)):
         config.refuse(name, value)
     if not (config.get("rope_parameters") or config.get("rope_scaling")):  # transformers then ignores `rope_theta` too

@@ -1,4 +1,4 @@
-"""Arcee AFM: Llama with a plain MLP of squared ReLU."""
+"""Arcee AFM: Llama with an ungated MLP and squared ReLU."""
 
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names

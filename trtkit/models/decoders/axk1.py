@@ -1,4 +1,4 @@
-"""A.X K1: DeepSeek-V3 with a norm of what its mixtures give."""
+"""A.X K1: DeepSeek-V3 with a norm on the mixtures' output."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ NORM = "mlp.post_mlp_layernorm"
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes. Checkpoints hold a norm for layers without experts, too."""
+    """Return the model that a config describes. Checkpoints hold a norm for dense layers, too, which is unused."""
     config.need("q_lora_rank")
     norm, is_interleaved = rms_norm_part(config), bool(config.get("rope_interleave", True))
     attention = latent_attention_part(config, latent_rope(config, is_interleaved=is_interleaved))

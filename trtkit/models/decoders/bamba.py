@@ -1,4 +1,4 @@
-"""Bamba: Mamba-2, and attention in some layers."""
+"""Bamba: Mamba-2 layers, some of them replaced by attention."""
 
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
@@ -22,7 +22,7 @@ NAMES = llama_names({"final_norm": "model.final_layernorm"}, {**BAMBA_MLP_NAMES,
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    config.get("num_logits_to_keep")  # of transformers' own generation
+    config.get("num_logits_to_keep")  # an option of transformers' generation
     config.get("z_loss_coefficient")
     attention, mamba = biased_attention_part(config), mamba_part(config)
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))

@@ -1,4 +1,4 @@
-"""BitNet b1.58: Llama with norms before the last matrices of both parts."""
+"""BitNet b1.58: Llama with norms before the output projections of attention and MLP."""
 
 from dataclasses import replace
 

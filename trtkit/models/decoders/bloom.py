@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi, a norm on the embedding."""
+"""BLOOM: ALiBi, layer norms, and a norm on the embedding."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Command R: attention and MLP side by side, neighbouring rotary pairs."""
+"""Command R: parallel attention and MLP, interleaved rotary pairs, scaled logits."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Command R7B and A: Command R, with positions in sliding layers only."""
+"""Command R7B and Command A: Command R with sliding layers, which alone have a rotary embedding."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from trtkit.models.spec import BlockSpec, DecoderSpec
 
 HF_CLASS = "Cohere2ForCausalLM"
 DEFAULTS = {"sliding_window": 4096, "tie_word_embeddings": True}
-# What published files state and transformers takes for granted.
+# Fields of published configs that transformers does not read: it always computes these values.
 FIXED = {
     "order_of_interleaved_layers": "local_attn_first",
     "position_embedding_type": "rope_gptj",
@@ -32,7 +32,7 @@ FIXED = {
 def spec(config: HfConfig) -> DecoderSpec:
     for name, supported in FIXED.items():
         config.refuse(name, supported)
-    config.get("use_parallel_embedding")  # how the embedding was shared in training
+    config.get("use_parallel_embedding")  # how training distributed the embedding
     norm, attention = layer_norm_part(config, has_bias=False), biased_attention_part(config)
     rope = rope_spec(config, attention.head_dim, is_interleaved=True)
     every = int(config.get("sliding_window_pattern", 4))

@@ -1,4 +1,4 @@
-"""Command A+: Command A with experts, of which the first layers may have none."""
+"""Command A+: Command A with experts; the first layers may be dense."""
 
 from dataclasses import replace
 

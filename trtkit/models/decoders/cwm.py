@@ -1,4 +1,4 @@
-"""CWM: Llama in which every fourth layer, the first included, sees all tokens."""
+"""CWM: Llama with sliding layers; every fourth layer, from the first on, is full."""
 
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names

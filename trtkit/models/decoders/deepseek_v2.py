@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V2-Lite: latent attention, experts in groups, shared experts."""
+"""DeepSeek-V2 and V2-Lite: latent attention, grouped experts, shared experts."""
 
 from dataclasses import replace
 
@@ -33,11 +33,11 @@ def spec(config: HfConfig) -> DecoderSpec:
 
 
 def _mixture(config: HfConfig, *, has_bias: bool) -> MoeSpec:
-    """Return the experts. `norm_topk_prob` is refused: transformers ignores it, and the model's own code does not."""
+    """Return the mixture. Refuses `norm_topk_prob`, which transformers ignores and the model's own code does not."""
     config.refuse("norm_topk_prob", False)
     config.refuse("scoring_func", "softmax")
     config.refuse("moe_layer_freq", 1)
-    for name in ("ep_size", "aux_loss_alpha", "seq_aux"):  # of training
+    for name in ("ep_size", "aux_loss_alpha", "seq_aux"):  # for training
         config.get(name)
     config.refuse("topk_method", "greedy", "group_limited_greedy")
     routing = RoutingSpec(

@@ -1,4 +1,4 @@
-"""DeepSeek-V3 and R1: latent attention, experts that sigmoids choose in groups."""
+"""DeepSeek-V3 and R1: latent attention, grouped experts with sigmoid routing."""
 
 from dataclasses import replace
 

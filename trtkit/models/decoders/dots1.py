@@ -1,4 +1,4 @@
-"""dots.llm1: Qwen 3's attention with experts that sigmoids choose."""
+"""dots.llm1: Qwen 3's attention, experts with sigmoid routing."""
 
 from dataclasses import replace
 

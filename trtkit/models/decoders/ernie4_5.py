@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense: Llama with neighbouring rotary pairs."""
+"""ERNIE 4.5, dense: Llama with interleaved rotary pairs."""
 
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names

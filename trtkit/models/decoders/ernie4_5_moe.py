@@ -1,4 +1,4 @@
-"""ERNIE 4.5's mixtures: a bias that only chooses experts, shared experts, some dense layers."""
+"""ERNIE 4.5 mixtures: routing with a selection bias, shared experts, some dense layers."""
 
 from dataclasses import replace
 
@@ -43,5 +43,5 @@ def _mixture(config: HfConfig, *, has_bias: bool) -> MoeSpec:
     expert = mlp_part(config, size="moe_intermediate_size")
     width = expert.intermediate_size * int(config.get("moe_num_shared_experts", 2))
     shared = replace(expert, intermediate_size=width, has_bias=has_bias) if width else None
-    routing = RoutingSpec(top_k, choice_bias_axes=2, least_sum=float(config.get("moe_norm_min", 1e-12)), is_fp32=True)
+    routing = RoutingSpec(top_k, choice_bias_axes=2, min_sum=float(config.get("moe_norm_min", 1e-12)), is_fp32=True)
     return mixture_part(config, count, routing, expert, shared)

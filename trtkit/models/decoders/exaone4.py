@@ -1,4 +1,4 @@
-"""EXAONE 4: norms after attention and MLP; no positions in full layers among sliding ones."""
+"""EXAONE 4: norms after attention and MLP; in models with sliding layers, full ones have no rotary embedding."""
 
 from dataclasses import replace
 

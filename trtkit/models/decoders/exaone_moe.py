@@ -1,4 +1,4 @@
-"""K-EXAONE: EXAONE 4's attention, experts that sigmoids choose."""
+"""K-EXAONE: EXAONE 4's attention, experts with sigmoid routing."""
 
 from dataclasses import replace
 

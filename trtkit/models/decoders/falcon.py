@@ -1,4 +1,4 @@
-"""Falcon: 7B (multi-query), 40B and 180B (grouped), and those with ALiBi."""
+"""Falcon: 7B (multi-query), 40B and 180B (grouped-query), and the models with ALiBi."""
 
 from dataclasses import replace
 

@@ -1,11 +1,11 @@
-"""Falcon-H1: attention and Mamba-2 side by side in every layer."""
+"""Falcon-H1: attention and Mamba-2 in parallel in every layer."""
 
 from dataclasses import replace
 
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
-from trtkit.models.recurrent import BesideSpec, MambaSpec
+from trtkit.models.recurrent import MambaSpec, ParallelMixer
 from trtkit.models.recurrent_parts import BAMBA_MLP_NAMES, MAMBA_NAMES, factor, factor_list, mamba_part
 from trtkit.models.rope import rope_spec
 from trtkit.models.spec import DecoderSpec, EmbeddingSpec
@@ -26,8 +26,8 @@ NAMES = llama_names({"final_norm": "model.final_layernorm"}, {**BAMBA_MLP_NAMES,
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes. Scores grow as keys do, so their scale has `key_multiplier`."""
-    config.get("num_logits_to_keep")  # of transformers' own generation
+    """Return the model that a config describes. `key_multiplier` becomes part of the scores' scale."""
+    config.get("num_logits_to_keep")  # an option of transformers' generation
     attention, grown = biased_attention_part(config), factor(config, "key_multiplier")
     attention = replace(attention, scale=attention.scale * grown, key_factor=grown)
     gate, down = factor_list(config, "mlp_multipliers", 2)
@@ -37,14 +37,14 @@ def spec(config: HfConfig) -> DecoderSpec:
         (factor(config, f"{part}_in_multiplier"), factor(config, f"{part}_out_multiplier"))
         for part in ("ssm", "attention")
     )
-    layers = tuple(replace(layer, beside=BesideSpec(_mamba(config), ssm, attended)) for layer in layers)
+    layers = tuple(replace(layer, parallel_mixer=ParallelMixer(_mamba(config), ssm, attended)) for layer in layers)
     model = decoder_part(config, layers, rms_norm_part(config), NAMES)
     head = replace(model.head, logit_scale=factor(config, "lm_head_multiplier"))
     return replace(model, embedding=EmbeddingSpec(scale=factor(config, "embedding_multiplier")), head=head)
 
 
 def _mamba(config: HfConfig) -> MambaSpec:
-    """Return a Mamba-2 layer whose width, factors and norm the config states."""
+    """Return the Mamba-2 layer, with the config's width, factors and norm."""
     mamba = mamba_part(config, width=config.get("mamba_d_ssm"))
     has_output_bias, has_norm = bool(config.get("projectors_bias", False)), bool(config.get("mamba_rms_norm", False))
     is_normed_first = bool(config.get("mamba_norm_before_gate", True))

@@ -1,4 +1,4 @@
-"""Gemma 1: scaled embeddings, norms stored as weight - 1, tied."""
+"""Gemma 1: scaled embeddings, norms stored as weight - 1, tied LM head."""
 
 from dataclasses import replace
 

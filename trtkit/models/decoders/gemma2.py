@@ -1,4 +1,4 @@
-"""Gemma 2: soft-capped scores and logits, every other layer slides."""
+"""Gemma 2: soft-capped scores and logits, sliding attention in every other layer."""
 
 from trtkit.models.gemma_parts import soft_capped_part
 from trtkit.models.hf_config import HfConfig

@@ -1,4 +1,4 @@
-"""Gemma 3, text: norms on heads, five sliding layers for each full one."""
+"""Gemma 3, text: a norm on each query and key head, five sliding layers per full one."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "Gemma3ForCausalLM"
 ALIASES = {"sliding_window_pattern": "_sliding_window_pattern"}
-# The published models leave out what is as in HF's `Gemma3TextConfig`.
+# Published configs omit the defaults of HF's `Gemma3TextConfig`.
 DEFAULTS = {
     "vocab_size": 262208,
     "num_attention_heads": 8,

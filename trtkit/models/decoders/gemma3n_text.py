@@ -1,9 +1,17 @@
-"""Gemma 3n, text: several hidden states, layers' own vectors, shared caches."""
+"""Gemma 3n, text: several hidden states per token (AltUp), per-layer embeddings, shared caches."""
 
 from dataclasses import replace
 
 from trtkit.models.feed_forward import StreamsSpec
-from trtkit.models.gemma_parts import INSIDE, NAMES, OUTSIDE, STREAMS, layers_of, per_layer_spec, unused_weights
+from trtkit.models.gemma_parts import (
+    GEMMA3N_NAMES,
+    INSIDE,
+    OUTSIDE,
+    STREAMS,
+    gemma3n_layers,
+    per_layer_spec,
+    unused_weights,
+)
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import SANDWICH_NORMS, llama_names
 from trtkit.models.parts import decoder_part, rms_norm_part
@@ -25,9 +33,9 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    config.get("altup_coef_clip")  # of training
-    norm, layers = rms_norm_part(config), layers_of(config)
-    names = llama_names({**OUTSIDE, **STREAMS}, {**INSIDE, **NAMES})
+    config.get("altup_coef_clip")  # for training
+    norm, layers = rms_norm_part(config), gemma3n_layers(config)
+    names = llama_names({**OUTSIDE, **STREAMS}, {**INSIDE, **GEMMA3N_NAMES})
     model = decoder_part(config, layers, norm, names)
     streams = StreamsSpec(
         int(config.get("altup_num_inputs", 4)),

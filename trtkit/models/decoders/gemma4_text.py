@@ -1,4 +1,4 @@
-"""Gemma 4, text: two head sizes, shared caches, layers' own vectors."""
+"""Gemma 4, text: two head sizes, shared caches, per-layer embeddings, optional experts."""
 
 from dataclasses import replace
 
@@ -7,10 +7,10 @@ from trtkit.models.gemma_parts import (
     EXPERT_NAMES,
     INSIDE,
     OUTSIDE,
-    attentions,
+    gemma4_attentions,
+    gemma4_feed_forward,
     per_layer_spec,
     unused_weights,
-    with_experts,
 )
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import SANDWICH_NORMS, llama_names
@@ -30,14 +30,17 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes. Raises SourceError for one that looks ahead."""
-    config.refuse("use_bidirectional_attention", "vision")  # of images only
-    norm, mlp, layers = rms_norm_part(config), gemma_mlp_part(config), attentions(config)
+    """Return the model that a config describes. Raises SourceError for bidirectional attention to text."""
+    config.refuse("use_bidirectional_attention", "vision")  # applies to images only
+    norm, mlp, attentions = rms_norm_part(config), gemma_mlp_part(config), gemma4_attentions(config)
     factor = 2 if config.get("use_double_wide_mlp", False) else 1
     wide = replace(mlp, intermediate_size=mlp.intermediate_size * factor)
     model = decoder_part(
         config,
-        tuple(LayerSpec(part, with_experts(config, mlp if part.cache_of is None else wide, norm)) for part in layers),
+        tuple(
+            LayerSpec(attention, gemma4_feed_forward(config, mlp if attention.cache_of is None else wide, norm))
+            for attention in attentions
+        ),
         norm,
         llama_names(OUTSIDE, {**INSIDE, **EXPERT_NAMES, "scalar": "layer_scalar"}),
     )
@@ -50,5 +53,5 @@ def spec(config: HfConfig) -> DecoderSpec:
         block=BlockSpec(norm, tuple(SANDWICH_NORMS), per_layer=per_layer, has_scalar=True),
         head=replace(model.head, softcap=config.get("final_logit_softcapping")),
         embedding=EmbeddingSpec(scale=model.hidden_size**0.5),
-        unused=unused_weights([attention.cache_of for attention in layers]),
+        unused=unused_weights([attention.cache_of for attention in attentions]),
     )

@@ -1,4 +1,4 @@
-"""GLM: neighbouring rotary pairs in a part of each head, gate and up in one matrix."""
+"""GLM: interleaved rotary pairs in a part of each head, gate and up in one matrix."""
 
 from dataclasses import replace
 

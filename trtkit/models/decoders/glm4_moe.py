@@ -1,4 +1,4 @@
-"""GLM-4.5: experts that sigmoids choose, shared experts, dense first layers."""
+"""GLM-4.5: experts with sigmoid routing, shared experts, dense first layers."""
 
 from dataclasses import replace
 

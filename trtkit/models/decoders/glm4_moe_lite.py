@@ -1,4 +1,4 @@
-"""GLM-4.7-Flash: latent attention, experts that sigmoids choose."""
+"""GLM-4.7-Flash: latent attention, experts with sigmoid routing."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""GPT-2. Its class stores matrices as [in, out]."""
+"""GPT-2. Its checkpoints store matrices as [in, out]."""
 
 from dataclasses import replace
 

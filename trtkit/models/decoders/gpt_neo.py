@@ -1,4 +1,4 @@
-"""GPT-Neo: unscaled scores, windows in some layers."""
+"""GPT-Neo: unscaled scores, sliding attention in some layers."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def spec(config: HfConfig) -> DecoderSpec:
 
 
 def _windows(config: HfConfig) -> list[Window]:
-    """Return each layer's window. Raises SourceError for types that are not known, or not one for each layer."""
+    """Return each layer's window. Raises SourceError for unknown types, and unless there is one per layer."""
     config.get("attention_layers")  # transformers derives it from `attention_types`
     groups = config.get("attention_types", USUAL_TYPES)
     kinds = [kind for kinds, count in groups for _ in range(int(count)) for kind in kinds]

@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: attention and MLP side by side on two norms."""
+"""GPT-NeoX and Pythia: parallel attention and MLP, each with its own norm."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def spec(config: HfConfig) -> DecoderSpec:
 
 
 def _rope(config: HfConfig, head_dim: int) -> RopeSpec:
-    """Return the rotary embedding. Raises SourceError for other families' fields, which transformers does not read."""
+    """Return the rotary embedding. Raises SourceError for other families' fields, which transformers ignores here."""
     theta, partial = float(config.get("rotary_emb_base", 10000.0)), float(config.get("rotary_pct", 0.25))
     stated = config.get("rope_parameters", {}) or config.get("rope_scaling", {})
     config.refuse("rope_theta", stated.get("rope_theta", theta))

@@ -1,4 +1,4 @@
-"""gpt-oss: experts with biases and limits, sinks, every other layer slides."""
+"""gpt-oss: experts with biases and clamped activations, attention sinks, sliding attention in every other layer."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def spec(config: HfConfig) -> DecoderSpec:
     top_k, has_bias = int(config.need("num_experts_per_tok")), bool(config.get("attention_bias", True))
     config.refuse("hidden_act", "silu")
     config.refuse("experts_per_token", top_k)
-    config.get("initial_context_length")  # `rope_scaling` has it too
+    config.get("initial_context_length")  # repeated in `rope_scaling`
     attention = attention_part(config, has_qkv_bias=has_bias, has_output_bias=has_bias)
     expert = replace(mlp_part(config, has_bias=True), limit=float(config.get("swiglu_limit", 7.0)))
     expert = replace(expert, sigmoid_factor=float(config.get("swiglu_alpha", 1.702)))

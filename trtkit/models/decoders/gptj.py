@@ -1,4 +1,4 @@
-"""GPT-J and CodeGen: attention and MLP side by side on one norm."""
+"""GPT-J and CodeGen: parallel attention and MLP with a single norm."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def spec(config: HfConfig) -> DecoderSpec:
 
 
 def _rotary_dim(config: HfConfig, head_dim: int) -> int:
-    """Return how much of a head turns. Raises SourceError for a size that transformers cannot apply either."""
+    """Return how many elements of a head are rotated. Raises SourceError for sizes that transformers cannot run."""
     rotary_dim = int(config.need("rotary_dim"))
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise SourceError(f"`rotary_dim` is {rotary_dim}; expected an even number up to {head_dim}", config.where)
@@ -45,7 +45,7 @@ def _rotary_dim(config: HfConfig, head_dim: int) -> int:
 
 
 def _in_fourths(config: HfConfig, attention: AttentionSpec) -> AttentionSpec:
-    """Return attention stored as CodeGen does. Raises SourceError for heads that four blocks cannot share."""
+    """Return attention in CodeGen's storage order. Raises SourceError if four blocks cannot share the heads equally."""
     heads = attention.num_attention_heads
     if heads % 4:
         raise SourceError(f"`n_head` is {heads}; CodeGen needs a multiple of 4", config.where)

@@ -1,4 +1,4 @@
-"""Granite 3: Llama with factors on embeddings, scores, sums and logits."""
+"""Granite 3: Llama with factors of embeddings, scores, residual sums and logits."""
 
 from dataclasses import replace
 

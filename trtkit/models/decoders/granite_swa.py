@@ -1,4 +1,4 @@
-"""Granite with sliding layers, sinks, and a rotary base of each layer."""
+"""Granite with sliding layers, attention sinks, and a rotary theta per layer."""
 
 from trtkit.models.family_parts import GRANITE_SINKS, sliding_granite_layers
 from trtkit.models.hf_config import HfConfig

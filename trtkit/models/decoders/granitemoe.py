@@ -1,4 +1,4 @@
-"""Granite's mixtures of experts, with a shared expert or not."""
+"""Granite's mixtures of experts, with or without a shared expert."""
 
 from dataclasses import replace
 

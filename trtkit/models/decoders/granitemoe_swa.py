@@ -1,4 +1,4 @@
-"""Granite's mixtures with sliding layers, sinks, and a rotary base of each layer."""
+"""Granite's mixtures with sliding layers, attention sinks, and a rotary theta per layer."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Granite 4: Mamba-2, attention in some layers, and experts next to an MLP, or the MLP alone."""
+"""Granite 4: Mamba-2 layers, some of them replaced by attention; an MLP, with or without experts next to it."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ from trtkit.models.spec import DecoderSpec
 HF_CLASS = "GraniteMoeHybridForCausalLM"
 DEFAULTS = {"mamba_d_head": "auto", "mamba_d_state": 256, "mamba_n_groups": 1, "mamba_n_heads": 128}
 MLP = {"mlp.gate_up": "shared_mlp.input_linear", "mlp.down": "shared_mlp.output_linear"}
-# What files of before transformers 5 call them.
+# Layer types as named before transformers 5.
 TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
@@ -39,7 +39,7 @@ def spec(config: HfConfig) -> DecoderSpec:
 
 
 def _feed_forward(config: HfConfig) -> MlpSpec | MoeSpec:
-    """Return experts and an MLP that all tokens take, or the MLP alone."""
+    """Return experts with a shared MLP, or the MLP alone."""
     expert, count = mlp_part(config), int(config.get("num_local_experts", 8))
     routing = RoutingSpec(int(config.get("num_experts_per_tok", 2)))
     shared = replace(expert, intermediate_size=int(config.get("shared_intermediate_size", 1024)), is_fused=True)

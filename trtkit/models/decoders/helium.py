@@ -1,4 +1,4 @@
-"""Helium: Llama with neighbouring rotary pairs."""
+"""Helium: Llama with interleaved rotary pairs."""
 
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names

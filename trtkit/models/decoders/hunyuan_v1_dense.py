@@ -1,4 +1,4 @@
-"""Hunyuan's dense models: a norm on each query and key head after its rotation."""
+"""Hunyuan's dense models: a norm on each query and key head, after the rotary embedding."""
 
 from trtkit.models.family_parts import HUNYUAN_NAMES, hunyuan_attention, hunyuan_rope
 from trtkit.models.hf_config import HfConfig

@@ -1,4 +1,4 @@
-"""Hunyuan's mixtures: a shared expert, and as many others a token as each layer says."""
+"""Hunyuan's mixtures: a shared expert, and a number of routed experts per token that may differ by layer."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ INSIDE = {
     "moe.router": "mlp.gate.wg",
     **{f"moe.shared.{name}": f"mlp.shared_mlp.{name}_proj" for name in ("gate", "up", "down")},
 }
-# As in `trtkit.models.family_parts`.
+# Fields of published configs that transformers does not read: it always computes these values.
 FIXED = {"use_mixed_mlp_moe": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0, "use_mla": False}
 IMMATERIAL = ("capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token")
 

@@ -1,4 +1,4 @@
-"""Hunyuan 3: norms on heads, experts that sigmoids choose, a shared one."""
+"""Hunyuan 3: a norm on each query and key head, experts with sigmoid routing, a shared expert."""
 
 from dataclasses import replace
 
@@ -29,18 +29,18 @@ INSIDE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    config.get("enable_moe_fp32_combine")  # of types of 16 bits
+    config.get("enable_moe_fp32_combine")  # affects rounding only
     norm, mlp = rms_norm_part(config), mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
     attention = replace(biased_attention_part(config), norm=norm, qk_norm="head")
     rope = rope_spec(config, attention.head_dim, theta=11158840.0)
     layers = layers_part(config, attention, _mixture(config, has_bias=mlp.has_bias), rope)
     model = decoder_part(config, with_dense_types(config, layers, mlp, 1), norm, llama_names({}, INSIDE))
-    return replace(model, unused=(f"model.layers.{len(layers)}.",))  # predicts later tokens
+    return replace(model, unused=(f"model.layers.{len(layers)}.",))  # multi-token prediction
 
 
 def _mixture(config: HfConfig, *, has_bias: bool) -> MoeSpec:
     scale, top_k = float(config.get("router_scaling_factor", 2.826)), int(config.need("num_experts_per_tok"))
-    routing = RoutingSpec(top_k, "sigmoid", choice_bias_axes=1, added_to_sum=1e-20, scale=scale, is_fp32=True)
+    routing = RoutingSpec(top_k, "sigmoid", choice_bias_axes=1, sum_epsilon=1e-20, scale=scale, is_fp32=True)
     expert = mlp_part(config, size="moe_intermediate_size")
     width = expert.intermediate_size * int(config.get("num_shared_experts", 1))
     shared = replace(expert, intermediate_size=width, has_bias=has_bias)

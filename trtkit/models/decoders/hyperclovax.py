@@ -1,4 +1,4 @@
-"""HyperCLOVA X: Granite's factors, norms after each part too."""
+"""HyperCLOVA X: Granite with optional norms after each part."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""InternLM 3: Llama with heads of 128. `LlamaForCausalLM` takes its `InternLM3Config`."""
+"""InternLM 3: Llama with head_dim 128. The reference is `LlamaForCausalLM` with an `InternLM3Config`."""
 
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
@@ -12,7 +12,7 @@ DEFAULTS = {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "ma
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes. Raises SourceError for biases of attention or MLP alone."""
+    """Return the model that a config describes. Raises SourceError if only one of attention and MLP has biases."""
     attention = biased_attention_part(config)
     config.refuse("mlp_bias", attention.has_qkv_bias)
     mlp = mlp_part(config, has_bias=attention.has_qkv_bias)

@@ -1,4 +1,4 @@
-"""IQuest-Coder: Llama with heads of 128. `LlamaForCausalLM` takes its `IQuestCoderConfig`."""
+"""IQuest-Coder: Llama with head_dim 128. The reference is `LlamaForCausalLM` with an `IQuestCoderConfig`."""
 
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names

@@ -1,4 +1,4 @@
-"""Jais 2: layer norms, plain MLPs with squared ReLU."""
+"""Jais 2: layer norms, ungated MLPs with squared ReLU."""
 
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names

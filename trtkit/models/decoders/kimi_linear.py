@@ -1,4 +1,4 @@
-"""Kimi Linear: delta attention by channel, latent attention without rotation, experts."""
+"""Kimi Linear: Kimi's delta attention, latent attention without a rotary embedding, experts."""
 
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.latent_parts import LATENT_NAMES, latent_attention_part
@@ -40,9 +40,9 @@ NAMES = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    for name in ("rope_theta", "rope_scaling", "rope_parameters", "head_dim"):  # nothing turns; heads have other sizes
+    for name in ("rope_theta", "rope_scaling", "rope_parameters", "head_dim"):  # no rotary; other fields size heads
         config.get(name)
-    config.refuse("tie_word_embeddings", False)  # transformers would not tie them
+    config.refuse("tie_word_embeddings", False)  # transformers does not tie them
     config.refuse("mla_use_nope", True)
     config.refuse("moe_router_activation_func", "sigmoid")
     config.refuse("use_grouped_topk", True)

@@ -1,4 +1,4 @@
-"""Laguna: layers of their own numbers of heads, gated by softplus, and experts."""
+"""Laguna: a number of heads per layer, attention gated by softplus, experts."""
 
 from trtkit.models.family_parts import LAGUNA_NAMES, laguna_attentions, laguna_mixture
 from trtkit.models.hf_config import HfConfig

@@ -1,4 +1,4 @@
-"""LFM 2: gated short convolutions, and attention in some layers."""
+"""LFM 2: gated short convolutions, some of them replaced by attention."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from trtkit.models.spec import DecoderSpec
 HF_CLASS = "Lfm2ForCausalLM"
 ALIASES = {"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"}
 DEFAULTS = {"intermediate_size": 12288, "tie_word_embeddings": True, "block_ffn_dim_multiplier": 1.0, "norm_eps": 1e-5}
-# What published files state twice, and what transformers takes for granted.
+# Fields of published configs that transformers does not read: it always computes these values.
 FIXED = {"block_use_swiglu": True, "use_pos_enc": True}
 TWICE = {"block_dim": "hidden_size", "conv_dim": "hidden_size", "conv_dim_out": "hidden_size"}
 TWICE |= {"num_heads": "num_attention_heads", "block_norm_eps": "norm_eps"}
@@ -43,7 +43,7 @@ def spec(config: HfConfig) -> DecoderSpec:
 
 
 def _mlp(config: HfConfig) -> MlpSpec:
-    """Return the MLP: two thirds of the stated size, times a factor and rounded up, if the config adjusts it."""
+    """Return the MLP. If the config adjusts its size: two thirds of it, times a factor, rounded up."""
     size, factor = int(config.need("intermediate_size")), config.get("block_ffn_dim_multiplier")
     multiple = int(config.get("block_multiple_of", 256))
     if not config.get("block_auto_adjust_ff_dim", True):

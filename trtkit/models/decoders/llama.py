@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and what shares its config (SmolLM 1 and 2, TinyLlama, Yi)."""
+"""Llama 2 and 3, and models with the same config (SmolLM 1 and 2, TinyLlama, Yi)."""
 
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names

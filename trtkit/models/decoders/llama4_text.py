@@ -1,4 +1,4 @@
-"""Llama 4's language model: attention in chunks, layers without rotation, experts whose inputs are scaled."""
+"""Llama 4's language model: chunked attention, some layers without a rotary embedding, experts with scaled inputs."""
 
 from trtkit.models.family_parts import chunked_attentions
 from trtkit.models.feed_forward import RoutingSpec

@@ -1,4 +1,4 @@
-"""Mamba 2: layers of nothing else."""
+"""Mamba 2: all layers are Mamba-2, without feed-forward parts."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ NAMES = names("backbone.layers.{i}.", OUTSIDE, {"attention_norm": "norm", **INSI
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    for name in ("time_step_min", "time_step_rank"):  # of training
+    for name in ("time_step_min", "time_step_rank"):  # for training
         config.get(name)
     layers = (LayerSpec(mamba_part(config), None),) * int(config.need("num_hidden_layers"))
     return replace(decoder_part(config, layers, rms_norm_part(config), NAMES), prefix="backbone.")

@@ -1,4 +1,4 @@
-"""Mellum 2: Qwen 3's attention with sliding layers, experts."""
+"""Mellum 2: Qwen 3's attention, sliding layers, experts."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""MiMo-V2-Flash: values smaller than keys, sinks where attention slides, experts."""
+"""MiMo-V2-Flash: values smaller than keys, attention sinks in sliding layers, experts."""
 
 from dataclasses import replace
 

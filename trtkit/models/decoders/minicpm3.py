@@ -1,4 +1,4 @@
-"""MiniCPM3: latent attention, factors on embeddings, sums and logits."""
+"""MiniCPM3: latent attention; factors of embeddings, residual sums and logits."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""MiniMax-M2: experts that sigmoids choose, norms on all queries and keys."""
+"""MiniMax-M2: experts with sigmoid routing, a norm over all query heads and one over all key heads."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ FIXED = {
 def spec(config: HfConfig) -> DecoderSpec:
     for name, value in FIXED.items():
         config.refuse(name, value)
-    for name in ("use_mtp", "num_mtp_modules", "mtp_transformer_layers"):  # they predict later tokens
+    for name in ("use_mtp", "num_mtp_modules", "mtp_transformer_layers"):  # multi-token prediction
         config.get(name)
     count = int(config.need("num_hidden_layers"))
     config.refuse("attn_type_list", [1] * count)

@@ -1,11 +1,11 @@
-"""Ministral 3: Mistral whose queries grow with the logarithm of their position."""
+"""Ministral 3: Mistral with queries scaled by the logarithm of their position."""
 
 from dataclasses import replace
 
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part, sliding_windows
-from trtkit.models.rope import query_growth, rope_spec
+from trtkit.models.rope import query_scaling, rope_spec
 from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "Ministral3ForCausalLM"
@@ -28,6 +28,6 @@ def spec(config: HfConfig) -> DecoderSpec:
     config.refuse("layer_types")
     attention = attention_part(config)
     rope = rope_spec(config, attention.head_dim, parameters=ROPE, ignored=GROWTH)
-    attention = replace(attention, query_growth=query_growth(config, ROPE))
+    attention = replace(attention, query_scaling=query_scaling(config, ROPE))
     layers = layers_part(config, attention, mlp_part(config), rope, sliding_windows(config))
     return decoder_part(config, layers, rms_norm_part(config), llama_names())

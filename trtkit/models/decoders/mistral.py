@@ -1,4 +1,4 @@
-"""Mistral 7B, Ministral 8B, and what shares their config."""
+"""Mistral 7B, Ministral 8B, and models with the same config."""
 
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names

@@ -1,9 +1,9 @@
-"""Mistral Small 4: latent attention whose queries grow with their position, experts."""
+"""Mistral Small 4: latent attention with queries scaled by position, experts."""
 
 from dataclasses import replace
 
 from trtkit.models.hf_config import HfConfig
-from trtkit.models.latent_parts import LATENT_NAMES, growing_latent_part
+from trtkit.models.latent_parts import LATENT_NAMES, scaled_latent_part
 from trtkit.models.mixtures import grouped_mixture, with_first_dense
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import decoder_part, layers_part, mlp_part, rms_norm_part
@@ -38,7 +38,7 @@ ROPE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    attention = growing_latent_part(config, ROPE)
+    attention = scaled_latent_part(config, ROPE)
     moe = grouped_mixture(config, mlp_part(config, size="moe_intermediate_size"))
     routing = replace(moe.routing, scores="softmax", choice_bias_axes=0, is_fp32=False)
     layers = layers_part(config, attention, replace(moe, routing=routing), attention.rope)

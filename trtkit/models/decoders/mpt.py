@@ -16,7 +16,7 @@ ALIASES = {
     "layer_norm_eps": "layer_norm_epsilon",
 }
 DEFAULTS = {"tie_word_embeddings": True, "max_position_embeddings": 2048}
-# transformers always computes these values, whatever the config states.
+# Fields of published configs that transformers does not read: it always computes these values.
 FIXED = {"no_bias": True, "logit_scale": 1.0, "expansion_ratio": 4}
 ATTENTION = {"attn_type": "multihead_attention", "alibi": True, "alibi_bias_max": 8}
 OFF = ("qk_ln", "prefix_lm", "attn_uses_sequence_id")

@@ -1,4 +1,4 @@
-"""nanochat: norms without weights, also of the embedding and of rotated heads."""
+"""nanochat: norms without weights, including one on the embedding and on each rotated query and key head."""
 
 from dataclasses import replace
 

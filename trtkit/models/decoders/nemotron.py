@@ -1,4 +1,4 @@
-"""Nemotron 3 and 4, Minitron: plain MLPs, layer norms whose weights are stored less 1."""
+"""Nemotron 3 and 4, Minitron: ungated MLPs, layer norms stored as weight - 1."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Nemotron H: layers of Mamba-2, attention, an MLP or experts alone."""
+"""Nemotron H: each layer is Mamba-2, attention, an MLP or experts, alone."""
 
 from dataclasses import replace
 
@@ -36,12 +36,12 @@ TYPES = dict(pair.split("=") for pair in _TYPES.split())
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes. Steps are at least `time_step_min`, as HF has it for prompts."""
+    """Return the model that a config describes. Steps are at least `time_step_min`, as HF computes prompts."""
     config.refuse("tie_word_embeddings", False)  # HF never ties this head
     least, _ = float(config.need("mamba_dt_min")), [config.get(name) for name in WITHOUT_EFFECT.split()]
     mamba, has_bias = mamba_part(config, has_own_width=True), bool(config.get("use_bias", False))
     activation = str(config.get("mamba_hidden_act", "silu"))
-    mamba = replace(mamba, activation=activation, has_bias=has_bias, has_output_bias=has_bias, least_step=least)
+    mamba = replace(mamba, activation=activation, has_bias=has_bias, has_output_bias=has_bias, min_step=least)
     parts = {
         "linear_attention": LayerSpec(mamba, None),
         "full_attention": LayerSpec(attention_part(config), None),

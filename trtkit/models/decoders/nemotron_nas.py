@@ -1,4 +1,4 @@
-"""Nemotron-NAS: Llama whose layers were pruned one by one, in heads, width or entirely."""
+"""Nemotron-NAS: Llama pruned layer by layer: fewer key/value heads, narrower MLPs, or parts removed."""
 
 from dataclasses import replace
 

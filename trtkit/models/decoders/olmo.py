@@ -1,4 +1,4 @@
-"""OLMo: Llama with layer norms that have no weights, and limits on queries, keys and values."""
+"""OLMo: Llama with layer norms without weights, and clamped queries, keys and values."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""OLMo 2: norms on what attention and MLP give, and on all queries and keys."""
+"""OLMo 2: norms after attention and MLP instead of before; a norm over all query heads and one over all key heads."""
 
 from dataclasses import replace
 

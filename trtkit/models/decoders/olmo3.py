@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with sliding layers, which have a rotary embedding of their own."""
+"""OLMo 3: OLMo 2 with sliding layers, which have their own rotary embedding."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""OLMoE: experts in every layer, norms on all queries and keys."""
+"""OLMoE: experts in every layer, a norm over all query heads and one over all key heads."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""OPT: learned positions from row 2 on; 350m norms after its sums."""
+"""OPT: learned positions, stored from row 2 on; the 350m model is post-norm."""
 
 from dataclasses import replace
 

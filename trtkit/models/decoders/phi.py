@@ -1,4 +1,4 @@
-"""Phi 1, 1.5 and 2: attention and MLP side by side on one norm."""
+"""Phi 1, 1.5 and 2: parallel attention and MLP with a single norm."""
 
 from dataclasses import replace
 

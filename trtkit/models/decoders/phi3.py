@@ -1,4 +1,4 @@
-"""Phi 3, 3.5 and 4: Llama with joined matrices, and LongRoPE."""
+"""Phi 3, 3.5 and 4: Llama with fused projections, and LongRoPE."""
 
 from dataclasses import replace
 

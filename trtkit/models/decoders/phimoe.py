@@ -1,7 +1,7 @@
-"""Phi-3.5-MoE: layer norms, and two experts that a sparse mixer chooses.
+"""Phi-3.5-MoE: layer norms, and two experts per token, selected by a sparse mixer.
 
-Beyond the length that it was trained at, transformers turns keys by other factors than those in the cache; such
-lengths are refused.
+Beyond the training length, transformers would rotate new keys by other factors than the cached ones; such lengths are
+refused.
 """
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ MSCALES = ("short_mscale", "long_mscale")
 
 def spec(config: HfConfig) -> DecoderSpec:
     config.refuse("num_experts_per_tok", 2)
-    config.get("input_jitter_noise")  # of training
+    config.get("input_jitter_noise")  # for training
     norm = NormSpec("layer", float(config.get("rms_norm_eps", 1e-5)), has_bias=True)
     attention = biased_attention_part(config)
     rope = _rope(config, attention.head_dim)
@@ -36,7 +36,7 @@ def spec(config: HfConfig) -> DecoderSpec:
 
 
 def _rope(config: HfConfig, head_dim: int) -> RopeSpec:
-    """Return rotations within the original length, which `short_mscale` grows."""
+    """Return the rotary embedding for lengths up to the original one; `short_mscale` is its attention factor."""
     rope = rope_spec(config, head_dim, theta=1e6, read_elsewhere=MSCALES)
     if rope.scaling == "default":
         return rope

@@ -7,7 +7,7 @@ from trtkit.models.rope import rope_spec
 from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = {"qwen2_vl_text": "Qwen2VLTextModel", "qwen2_5_vl_text": "Qwen2_5_VLTextModel"}
-# What HF's `Qwen2VLTextConfig` says where a file says nothing.
+# Defaults of HF's `Qwen2VLTextConfig`.
 DEFAULTS = {
     "max_position_embeddings": 32768,
     "max_window_layers": 80,

@@ -1,4 +1,4 @@
-"""The language model of Qwen 3.5 with experts: gated delta nets, gated attention."""
+"""The language model of Qwen 3.5 mixtures: gated delta nets, some of them replaced by gated attention; experts."""
 
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import shared_expert_mixture

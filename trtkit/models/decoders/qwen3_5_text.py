@@ -1,4 +1,4 @@
-"""The language model of Qwen 3.5: gated delta nets, and layers of gated attention."""
+"""The language model of Qwen 3.5: gated delta nets, some of them replaced by gated attention."""
 
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names

@@ -1,4 +1,4 @@
-"""Qwen 3 mixtures of experts."""
+"""Qwen 3 mixtures: Qwen 3 with experts."""
 
 from dataclasses import replace
 

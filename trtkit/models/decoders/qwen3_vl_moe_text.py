@@ -30,7 +30,7 @@ def spec(config: HfConfig) -> DecoderSpec:
     count, top_k = int(config.get("num_experts", 60)), int(config.get("num_experts_per_tok", 4))
     routing = RoutingSpec(top_k, norm_topk_prob=True)
     moe = mixture_part(config, count, routing, mlp_part(config, size="moe_intermediate_size"))
-    # Sections are interleaved whatever the file says.
+    # Sections are always interleaved, whatever the config states.
     names = ("mrope_interleaved",)
     rope = rope_spec(config, attention.head_dim, theta=500000.0, default_sections=SECTIONS, ignored=names)
     layers = with_dense_layers(config, layers_part(config, attention, moe, rope))

@@ -24,7 +24,7 @@ def spec(config: HfConfig) -> DecoderSpec:
     config.refuse("use_sliding_window", False)
     norm = rms_norm_part(config)
     attention = replace(biased_attention_part(config), norm=norm, qk_norm="head")
-    # Sections are interleaved whatever the file says.
+    # Sections are always interleaved, whatever the config states.
     names = ("mrope_interleaved",)
     rope = rope_spec(config, attention.head_dim, theta=500000.0, default_sections=SECTIONS, ignored=names)
     layers = layers_part(config, attention, mlp_part(config), rope, optional_windows(config))

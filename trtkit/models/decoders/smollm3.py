@@ -1,4 +1,4 @@
-"""SmolLM 3: Llama in which every fourth layer has no positions."""
+"""SmolLM 3: Llama in which every fourth layer has no rotary embedding."""
 
 from trtkit.errors import SourceError
 from trtkit.models.hf_config import FIX, HfConfig
@@ -28,7 +28,7 @@ def spec(config: HfConfig) -> DecoderSpec:
         raise SourceError(f"`no_rope_layers` has {len(rotated)} entries for {count} layers", config.where, FIX)
     ropes = [rope if is_rotated else None for is_rotated in rotated]
     config.get("max_window_layers")  # transformers does not read it
-    # As in transformers: `use_sliding_window` only chooses the default `layer_types`, in which rotated layers are full.
+    # As in transformers, `use_sliding_window` only affects the default `layer_types`, in which rotated layers are full.
     slides = bool(config.get("use_sliding_window", False))
     usual = ["sliding_attention" if slides and not is_rotated else "full_attention" for is_rotated in rotated]
     layers = layers_part(config, attention, mlp, ropes, sliding_windows(config, usual))

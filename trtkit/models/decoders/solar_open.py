@@ -1,4 +1,4 @@
-"""Solar Open: Llama's attention, experts that sigmoids choose."""
+"""Solar Open: Llama's attention, experts with sigmoid routing."""
 
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import grouped_mixture

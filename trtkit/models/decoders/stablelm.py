@@ -1,4 +1,4 @@
-"""StableLM 2 and 3B: Llama with layer norms and partly rotated heads."""
+"""StableLM 2 and 3B: Llama with layer norms and a rotary embedding of a part of each head."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""StarCoder 2: grouped heads, layer norms, plain MLPs."""
+"""StarCoder 2: grouped-query attention, layer norms, ungated MLPs."""
 
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names

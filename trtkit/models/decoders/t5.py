@@ -16,12 +16,12 @@ HF_CLASS = {
 }
 ALIASES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers",
            "head_dim": "d_kv", "intermediate_size": "d_ff"}  # fmt: skip
-_OTHERS = ("k.", "v.", "relative_attention_bias.")  # of the encoder's stage; of T5's first files
-_SOURCE_LENGTH = 512  # until `llm.max_source_length` is known
+_OTHERS = ("k.", "v.", "relative_attention_bias.")  # k and v belong to the encoder's stage; the bias is in old files
+_SOURCE_LENGTH = 512  # replaced by `llm.max_source_length`
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    for name in ("dropout_rate", "n_positions", "num_hidden_layers"):  # of training, and of the encoder
+    for name in ("dropout_rate", "n_positions", "num_hidden_layers"):  # for training and for the encoder
         config.get(name)
     heads, size = int(config.need("num_attention_heads")), int(config.get("head_dim", 64))
     count = int(config.get("num_decoder_layers") or config.need("num_hidden_layers"))
@@ -46,6 +46,6 @@ def _mlp(config: HfConfig) -> MlpSpec:
 
 
 def _is_scaled(config: HfConfig) -> bool:
-    """Whether logits are scaled: UMT5's are, mT5's are not, T5's unless its config unties the head."""
+    """Whether logits are scaled: always in UMT5, never in mT5, and in T5 unless its config unties the LM head."""
     is_tied, kind = bool(config.get("tie_word_embeddings", True)), config.get("model_type")
     return kind == "umt5" or (kind == "t5" and bool(config.get("scale_decoder_outputs", is_tied)))

@@ -1,4 +1,4 @@
-"""VaultGemma: Gemma 2 without norms after its parts."""
+"""VaultGemma: Gemma 2 without norms after attention and MLP."""
 
 from trtkit.models.gemma_parts import soft_capped_part
 from trtkit.models.hf_config import HfConfig

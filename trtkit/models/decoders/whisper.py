@@ -16,7 +16,7 @@ ALIASES = {
     "max_position_embeddings": "max_target_positions",
 }
 DEFAULTS = {"max_position_embeddings": 448, "tie_word_embeddings": True}
-# Of the encoder, which is a stage of its own; of training; and of generation, which reads generation_config.json.
+# Fields for the encoder, which is another stage, for training, and for generation, which reads generation_config.json.
 _OTHERS = """
     num_hidden_layers encoder_layers encoder_attention_heads encoder_ffn_dim encoder_layerdrop decoder_layerdrop
     num_mel_bins classifier_proj_size use_weighted_layer_sum apply_spec_augment mask_time_prob mask_time_length

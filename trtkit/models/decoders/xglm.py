@@ -33,7 +33,7 @@ def spec(config: HfConfig) -> DecoderSpec:
     layers = layers_part(config, attention, plain_mlp_part(config), None)
     norm = NormSpec("layer", 1e-5, has_bias=True)
     model = decoder_part(config, layers, norm, llama_names({"final_norm": "model.layer_norm"}, INSIDE))
-    padding = config.get("pad_token_id")  # its row of the table is zero
+    padding = config.get("pad_token_id")  # the position with this id has a row of zeros
     positions = SinusoidalPositions(OFFSET, None if padding is None else int(padding) - OFFSET)
     scale = model.hidden_size**0.5 if config.get("scale_embedding", True) else 1.0
     return replace(model, embedding=EmbeddingSpec(scale, positions))

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al., arXiv:1810.04805), and RoBERTa, which counts tokens otherwise. HF: `BertModel`, its heads."""
+"""BERT (Devlin et al., arXiv:1810.04805); RoBERTa, which numbers positions differently. HF: `BertModel`, its heads."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ _TABLE = names(
         "mlp.down": "output.dense",
     },
 )
-# Names of heads, whole, by what they are for.
+# Full checkpoint names of the heads, by task.
 _BERT_HEADS = {
     "body": {"head.dense": "pooler.dense"},
     "sequence": {"head.dense": "bert.pooler.dense", "head.labels": "classifier"},
@@ -66,12 +66,12 @@ _ROBERTA_HEADS = {
 }
 _UNUSED = (
     r"^cls\.seq_relationship\.",
-    r"^(cls\.predictions|lm_head)\.(decoder\.|bias$)",  # tied to others, or not used
+    r"^(cls\.predictions|lm_head)\.(decoder\.|bias$)",  # tied to other weights, or unused
 )
 
 
 def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
-    """Return the encoder that a config describes, with its head."""
+    """Return the encoder that a config describes, with the head of its task."""
     is_bert = config.need("model_type") == "bert"
     config.refuse("position_embedding_type", "absolute")
     task = task_of(config)
@@ -99,12 +99,12 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
     pooler = () if head.outputs == (POOLED,) or (task == "sequence" and is_bert) else (r"^(\w+\.)?pooler\.",)
     table = {**_TABLE, **heads}
     if not head.is_tied:
-        table.pop("head.labels.bias", None)  # the projection's own
+        table.pop("head.labels.bias", None)  # then the projection has its own
     return text_hybrid(config, replace(encoder, head=head), table, "" if is_body else prefix, (*_UNUSED, *pooler))
 
 
 def _head(config: HfConfig, task: str, encoder: TextEncoderSpec) -> TextHead:
-    """Return a task's head; of the body, the pooler."""
+    """Return a task's head; for a model without one, the pooler."""
     head = task_head(config, task)
     if head is None:
         return TextHead((POOLED,), "first", "tanh")

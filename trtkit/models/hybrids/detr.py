@@ -1,4 +1,4 @@
-"""DETR (Carion et al., arXiv:2005.12872). HF: `DetrForObjectDetection` with a backbone of transformers."""
+"""DETR (Carion et al., arXiv:2005.12872). HF: `DetrForObjectDetection` with a backbone from transformers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ _WRITERS = "trtkit.network.blocks.detr"
 
 @dataclass(frozen=True)
 class DetrSpec:
-    """Encoder and decoder. feature_size: (height, width) of the backbone's last feature map of `channels`."""
+    """Encoder and decoder. feature_size: (height, width) of the backbone's last feature map, which has `channels`."""
 
     feature_size: Sizes
     channels: int
@@ -51,7 +51,7 @@ class DetrSpec:
 
 
 def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
-    """Return backbone through ONNX, encoder and decoder by the network API. Images fill their frame: no pixel mask."""
+    """Return the hybrid: backbone through ONNX, encoder and decoder by the network API. Images must not be padded."""
     config.refuse("use_timm_backbone", False)
     config.refuse("position_embedding_type", "sine")
     config.refuse("dilation", False)
@@ -88,7 +88,7 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
 
 
 def needed_size(options: HybridOptions, where: str) -> Sizes:
-    """Return the image size that was asked for. Raises SourceError where none was: detectors take images of any."""
+    """Return the configured image size. Raises SourceError if there is none: detectors have no default size."""
     if options.image_size is None:
         fix = "set it, for example `image_size: [640, 640]`"
         raise SourceError("the model takes images of any size: `image_size` is not set", where, fix)
@@ -96,7 +96,7 @@ def needed_size(options: HybridOptions, where: str) -> Sizes:
 
 
 def backbone_part(config: HfConfig, backbone: dict[str, Any], size: Sizes, outputs: tuple[PartPort, ...]) -> OnnxPart:
-    """Return a backbone of transformers as a part that is exported."""
+    """Return a backbone from transformers as a part to export to ONNX."""
     channels = int(config.get("num_channels", 3))
     return OnnxPart(
         "backbone",

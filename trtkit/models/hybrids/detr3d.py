@@ -1,4 +1,4 @@
-"""DETR3D (Wang et al., arXiv:2110.06922): 3D boxes from surrounding cameras, as the authors' code computes them."""
+"""DETR3D (Wang et al., arXiv:2110.06922): 3D boxes from surround cameras, as the authors' code computes them."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ DEFAULTS = {
 _BACKBONE = ("image", "cameras", "blocks", "width", "deformable", "hidden_size")
 _HEAD = "pts_bbox_head"
 _CODE_SIZE = 10
-# Of the loss, and the class branches of layers whose answers only training looks at.
+# For the loss: its weights, and the class branches of all layers but the last.
 UNUSED = (r"num_batches_tracked$", rf"^{_HEAD}\.code_weights$", rf"^{_HEAD}\.cls_branches\.")
 
 
 @dataclass(frozen=True)
 class Detr3dSpec:
-    """What the decoder computes.
+    """DETR3D's decoder.
 
-    image: height and width of a camera's image, padding included. levels: sizes (h, w) of the feature maps.
-    pc_range, post_center_range: x, y, z from and to, in metres; boxes whose centre is outside the latter are marked.
+    image: (height, width) of a camera's image, padding included. levels: (height, width) of the feature maps.
+    pc_range, post_center_range: minimum x, y, z, then maximum, in metres; boxes centred outside the latter are marked.
     """
 
     image: HeightWidth
@@ -64,9 +64,9 @@ class Detr3dSpec:
 
 
 def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
-    """Return backbone and pyramid through ONNX, decoder and box coder by the network API, in fp32.
+    """Return the hybrid: backbone and pyramid through ONNX, decoder and box coder by the network API, in fp32.
 
-    `lidar2img` takes points of the vehicle's frame to pixels of each camera's padded image.
+    `lidar2img` maps points in the vehicle's frame to pixels of each camera's padded image.
     """
     if options.image_size is not None:
         raise SourceError("the image size is part of the model", "image_size", "set `image` in config.json")
@@ -108,7 +108,7 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
 
 
 def _decoder(config: HfConfig) -> Detr3dSpec:
-    """Read the decoder's sizes. Raises SourceError for those that cannot be."""
+    """Return the decoder. Raises SourceError for sizes that do not fit."""
     image = tuple(int(size) for size in config.need("image"))
     blocks = config.need("blocks")
     heads, size = int(config.need("num_attention_heads")), int(config.need("hidden_size"))
@@ -137,7 +137,7 @@ def _decoder(config: HfConfig) -> Detr3dSpec:
 
 
 def _level_sizes(image: HeightWidth, levels: int) -> Iterator[tuple[int, int]]:
-    """Yield the sizes of the pyramid's levels: an eighth of the image, then half of the one before, rounded up."""
+    """Yield the sizes of the pyramid's levels: an eighth of the image, then half of the previous one, rounded up."""
     height, width = image
     for index in range(levels + 2):
         height, width = -(-height // 2), -(-width // 2)
@@ -146,7 +146,7 @@ def _level_sizes(image: HeightWidth, levels: int) -> Iterator[tuple[int, int]]:
 
 
 def _weights(spec: Detr3dSpec) -> Iterator[Weight]:
-    """Yield every weight of the decoder under the names of mmdetection3d's state dict."""
+    """Yield the decoder's weights with their names in mmdetection3d's state dict."""
     D, transformer = spec.hidden_size, f"{_HEAD}.transformer"
     queries = (spec.num_queries, 2 * D)
     yield Weight("query_embedding.weight", f"{_HEAD}.query_embedding.weight", queries, is_table=True)

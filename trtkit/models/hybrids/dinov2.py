@@ -1,4 +1,4 @@
-"""DINOv2 (Oquab et al., arXiv:2304.07193), with registers too (arXiv:2309.16588). HF: `Dinov2Model` and its kin."""
+"""DINOv2 (Oquab et al., arXiv:2304.07193), also with registers (arXiv:2309.16588). HF: `Dinov2Model`, its heads."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ SWIGLU_TABLE = {**TABLE, "layers.{i}.mlp.down": "encoder.layer.{i}.mlp.weights_o
 
 
 def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
-    """Return the model that a config describes; positions are resized to the image size that is requested."""
+    """Return the model that a config describes, with positions resized to the configured image size."""
     is_classifier = any("ForImageClassification" in name for name in config.get("architectures", ()))
     has_registers = config.need("model_type") == "dinov2_with_registers"
     grid, stored = grids(config, options, resizes=True)
@@ -70,7 +70,7 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
 
 
 def _mlp(config: HfConfig, size: int) -> MlpSpec:
-    """Return a plain MLP, or a gated one of two thirds of its size, rounded up to eights."""
+    """Return an ungated MLP, or a gated one of two thirds of the size, rounded up to a multiple of 8."""
     activation = str(config.get("hidden_act", "gelu"))
     if not config.get("use_swiglu_ffn", False):
         return MlpSpec(size, activation, is_gated=False, has_bias=True)

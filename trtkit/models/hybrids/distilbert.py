@@ -18,7 +18,7 @@ ALIASES = {
     "hidden_act": "activation",
 }
 DEFAULTS = {"intermediate_size": 3072, "tie_word_embeddings": True}
-# Sinusoidal positions are in the checkpoint like learned ones.
+# `sinusoidal_pos_embds` does not matter: checkpoints store sinusoidal positions like learned ones.
 IMMATERIAL = ("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_")
 _TABLE = names(
     "transformer.layer.{i}.",
@@ -55,7 +55,7 @@ _NORM = NormSpec("layer", 1e-12, has_bias=True)
 
 
 def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
-    """Return the encoder that a config describes, with its head."""
+    """Return the encoder that a config describes, with the head of its task."""
     task, positions = task_of(config), int(config.get("max_position_embeddings", 512))
     encoder = TextEncoderSpec(
         vocab_size=int(config.need("vocab_size")),

@@ -38,7 +38,7 @@ _MASKED = {**_HEAD, "head.labels": "decoder"}
 
 
 def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
-    """Return the encoder that a config describes, with its head."""
+    """Return the encoder that a config describes, with the head of its task."""
     task = task_of(config)
     norm = NormSpec("layer", float(config.get("norm_eps", 1e-5)), has_bias=bool(config.get("norm_bias", False)))
     encoder = TextEncoderSpec(
@@ -57,7 +57,7 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
 
 
 def _layers(config: HfConfig) -> list[AttentionSpec]:
-    """Return each layer's attention: some see all tokens, others those around."""
+    """Return each layer's attention: full, or limited to a window around the token."""
     has_bias, count = bool(config.get("attention_bias", False)), int(config.need("num_hidden_layers"))
     attention = replace(attention_part(config, has_qkv_bias=has_bias, has_output_bias=has_bias), qkv="concatenated")
     every, local = int(config.get("global_attn_every_n_layers", 3)), int(config.get("local_attention", 128)) // 2
@@ -95,7 +95,7 @@ def _head(config: HfConfig, task: str, norm: NormSpec) -> TextHead | None:
 
 
 def _tokens(config: HfConfig) -> Literal["first", "mean"]:
-    """Return what a classifier reads. Raises SourceError."""
+    """Return which hidden states the classifier reads, from `classifier_pooling`. Raises SourceError."""
     pooling = str(config.get("classifier_pooling", "cls"))
     if pooling not in ("cls", "mean"):
         raise config.unsupported("classifier_pooling", pooling, ("cls", "mean"))

@@ -1,4 +1,4 @@
-"""Find a hybrid family by its config's `model_type`."""
+"""Finds a hybrid family's module by its config's `model_type`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ HYBRIDS = {
     "xlm-roberta": "bert",
 }
 TEXT_ENCODERS = {"bert", "camembert", "distilbert", "modernbert", "roberta", "xlm-roberta"}
-"""The families that take text."""
+"""Families whose input is text."""
 
 
 @dataclass(frozen=True)
 class HybridOptions:
-    """What a config or the folder chooses in addition to the model.
+    """Choices of the user's config or of the model's folder that are not in config.json.
 
-    image_size: (height, width); None for the model's own. pooling: None for the model's own outputs.
+    image_size: (height, width); None for the model's own. pooling: that of a sentence-transformers folder, if any.
     """
 
     image_size: tuple[int, int] | None = None
@@ -53,7 +53,7 @@ def hybrid_spec(
 ) -> HybridSpec:
     """Return the hybrid that a `config.json` describes, its seams checked.
 
-    Raises SourceError for an unknown `model_type`, and for fields that are missing, unknown or not supported.
+    Raises SourceError for an unknown `model_type`, and for missing, unknown or unsupported fields.
     """
     model_type = str(HfConfig(fields, where).need("model_type"))
     if model_type not in HYBRIDS:

@@ -1,4 +1,4 @@
-"""RT-DETR (Zhao et al., arXiv:2304.08069) and its second version (arXiv:2407.17140). HF: `RTDetrForObjectDetection`."""
+"""RT-DETR (Zhao et al., arXiv:2304.08069) and RT-DETRv2 (arXiv:2407.17140). HF: `RTDetrForObjectDetection`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from trtkit.models.hybrids.vision_encoder import num_labels
 from trtkit.models.hybrids.weights import linear_weights, norm_weights
 from trtkit.models.weights import Weight
 
-# Of training, and of the exported part, which transformers itself makes from the config.
+# For training, and for the exported part, which transformers builds from the config.
 IMMATERIAL = (
     "auxiliary_loss", "box_noise_scale", "eos_coefficient", "focal_loss_alpha", "focal_loss_gamma", "use_focal_loss",
     "freeze_backbone_batch_norms", "initializer_bias_prior_prob", "label_noise_ratio", "matcher_alpha",
@@ -39,9 +39,10 @@ _LAYER = {
 
 @dataclass(frozen=True)
 class RtDetrSpec:
-    """The decoder. levels: (height, width) of each feature map. points: sampled in each by every head of a query.
+    """RT-DETR's decoder. levels: (height, width) of each feature map. points: samples per level, head and query.
 
-    offset_scale: of a box's size, how far samples lie from its centre. is_discrete: samples are nearest elements.
+    offset_scale: distance of samples from a box's centre, relative to its size. is_discrete: sampling picks the nearest
+    element instead of interpolating.
     """
 
     levels: tuple[Sizes, ...]
@@ -55,9 +56,9 @@ class RtDetrSpec:
 
 
 def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
-    """Return convolutions and hybrid encoder through ONNX, the decoder by the network API."""
+    """Return the hybrid: backbone and hybrid encoder through ONNX, the decoder by the network API."""
     config.refuse("anchor_image_size", list(options.image_size) if options.image_size else None)
-    config.refuse("learn_initial_query", False)  # transformers itself cannot run it
+    config.refuse("learn_initial_query", False)  # transformers cannot run it
     size = needed_size(options, config.where)
     model = _model(config, _levels(config, size))
     D = model.layer.hidden_size
@@ -86,7 +87,7 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
 
 
 def _levels(config: HfConfig, size: Sizes) -> tuple[Sizes, ...]:
-    """Return the feature maps' sizes. Raises SourceError where the image is not a multiple of the coarsest stride."""
+    """Return the feature maps' sizes. Raises SourceError unless the image is a multiple of the coarsest stride."""
     strides = [int(stride) for stride in config.get("feat_strides", [8, 16, 32])]
     if int(config.get("num_feature_levels", 3)) != len(strides):
         raise config.unsupported("num_feature_levels", config.get("num_feature_levels"), [str(len(strides))])

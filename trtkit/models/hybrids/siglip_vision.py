@@ -37,7 +37,7 @@ TABLE = names(
 
 
 def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
-    """Return the tower that a config describes: hidden states and, where it has a head, the pooled one."""
+    """Return the tower that a config describes: it outputs hidden states and, with a head, the pooled one."""
     grid, stored = grids(config, options, resizes=False)
     encoder = VisionEncoderSpec(
         hidden_size=int(config.need("hidden_size")),

@@ -1,4 +1,4 @@
-"""A hybrid as data: parts, the seams between them, its inputs and outputs; and the check that the parts fit."""
+"""A hybrid as data: its parts, the seams that connect them, its inputs and outputs; checks that parts fit."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -10,17 +10,17 @@ from trtkit.errors import Problem, ProblemsError
 from trtkit.models.weights import Weight
 
 Dim = int | str
-"""A size; a symbol (`batch`), known at run time; or a multiple of one (`6*batch`)."""
+"""A size; a symbol (`batch`) that is known at run time; or a multiple of one (`6*batch`)."""
 
 
 @dataclass(frozen=True)
 class PartPort:
-    """A tensor that a part takes or gives.
+    """An input or output of a part.
 
-    dtype: a type's name, or `compute`: the type that its part computes in.
-    reference: path of the module in the reference model whose output this is, empty if there is none; verify
-        compares the two. `a.b:1` is its second output.
-    values: of integers: how many there are, from 0 on; 0 where that is not known.
+    dtype: a type's name, or `compute`: the type that the part computes in.
+    reference: path of the module in the reference model with the same output, which verify compares; empty if there is
+        none. `a.b:1` is a module's second output.
+    values: integers are in [0, values); 0 if the range is unknown.
     """
 
     name: str
@@ -32,13 +32,13 @@ class PartPort:
 
 @dataclass(frozen=True)
 class OnnxPart:
-    """A piece of a torch module that is exported to ONNX.
+    """A torch module that is exported to ONNX.
 
     module: `package.module:factory`, called with `arguments`; its inputs and outputs are the ports, in order.
-    prefix: what precedes the module's weights in the checkpoint; None if the factory loads them itself and is
-        called with the source's `folder` too.
+    prefix: of the module's weights in the checkpoint; None if the factory, called with the source's `folder` too, loads
+        them.
     dtype: the type it computes in; `compute` is the config's precision.
-    names: what the module's own weights begin with, where the prefix alone would take others too.
+    names: beginnings of the weights' names after `prefix`, if the prefix alone would match other parts' weights too.
     """
 
     name: str
@@ -56,18 +56,18 @@ class OnnxPart:
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """What its weights' names in the checkpoint begin with; nothing if its factory loads them itself."""
+        """Prefixes of its weights' names in the checkpoint; none if its factory loads them."""
         return () if self.prefix is None else tuple(self.prefix + name for name in self.names)
 
 
 @dataclass(frozen=True)
 class NetworkPart:
-    """A piece that the network API writes.
+    """A part that is written with the network API.
 
     writer: `package.module:function`, called with the part's weights (`trtkit.network.blocks.weights.Weights`),
-        `model` and its inputs by name; it returns its outputs by name.
-    model: what the writer reads: a spec of its own.
-    weights: every weight by its path inside the part, its name in the checkpoint and its shape.
+        `model` and the inputs by name; it returns the outputs by name.
+    model: the part's own spec, which the writer reads.
+    weights: all weights: path inside the part, name in the checkpoint, shape.
     dtype: the type it computes in; `compute` is the config's precision.
     """
 
@@ -89,7 +89,7 @@ Part = OnnxPart | NetworkPart
 
 @dataclass(frozen=True)
 class Seam:
-    """A tensor that passes from one part to another: `part.output` to `part.input`."""
+    """A connection between parts: from `part.output` to `part.input`."""
 
     source: str
     target: str
@@ -100,17 +100,17 @@ class Seam:
 
 @dataclass(frozen=True)
 class HybridSpec:
-    """A whole model. Inputs that no seam feeds are the model's own; equal names are one input.
+    """A whole model. Inputs that no seam feeds are the model's; those with equal names are one input.
 
-    parts: in the order that they run in.
-    outputs: `part.output` each; the model's output has the port's name.
+    parts: in execution order.
+    outputs: each `part.output`; the model's output has the port's name.
     reference: `package.module:factory` of the whole model in torch, called with `folder` and the outputs' names.
     unused: regular expressions of checkpoint names that no part needs.
-    has_unordered_rows: rows (axis 1) of all outputs together come in an order that rounding may change: of the best
-        proposals, for example. Verify pairs rows before it compares.
-    ranked: outputs that say what lies at the best scores. Rounding to lower precision swaps near ties, so verify
-        compares them in plain fp32 only; the scores themselves, and what they rank, it compares always.
-    ranges: (least, usual, most) sizes of symbols that profiles need not name; the model takes no more than the most.
+    has_unordered_rows: rounding may permute the rows (axis 1) of all outputs, as when they are the best proposals.
+        verify pairs rows before it compares them.
+    ranked: outputs sorted by score, such as labels and boxes. Lower precision swaps near ties, so verify compares them
+        in plain fp32 only; it always compares the scores, and the tensors that are ranked.
+    ranges: (min, opt, max) of symbols that profiles may omit; the model takes no more than the maximum.
     """
 
     model_type: str
@@ -127,12 +127,12 @@ class HybridSpec:
         return next(part for part in self.parts if part.name == name)
 
     def source_of(self, part: str, port: str) -> str | None:
-        """Return the `part.output` that feeds an input, None if it is an input of the model."""
+        """Return the `part.output` that feeds an input; None if it is an input of the model."""
         return next((seam.source for seam in self.seams if seam.target == f"{part}.{port}"), None)
 
     @property
     def inputs(self) -> tuple[PartPort, ...]:
-        """The model's own inputs, in the order that parts name them."""
+        """The model's inputs, in the order of the parts and their ports."""
         ports: dict[str, PartPort] = {}
         for part in self.parts:
             for port in part.inputs:
@@ -150,7 +150,7 @@ class HybridSpec:
 
 
 def check_spec(spec: HybridSpec) -> HybridSpec:
-    """Return `spec`. Raises ProblemsError with every seam that does not fit and every part that is missing."""
+    """Return `spec`. Raises ProblemsError with every missing part and every seam whose ends do not fit."""
     problems = [
         *_part_problems(spec),
         *(problem for seam in spec.seams for problem in _seam_problems(spec, seam)),
@@ -163,7 +163,7 @@ def check_spec(spec: HybridSpec) -> HybridSpec:
 
 
 def shape_fault(shape: tuple[int | str, ...], wanted: tuple[int | str, ...]) -> str:
-    """Return in words how two shapes differ, empty if they do not. -1 and symbols are sizes at run time."""
+    """Return how two shapes differ, in words; empty if they do not. -1 and symbols match any size."""
     if len(shape) != len(wanted):
         return f"got rank {len(shape)}; expected rank {len(wanted)}"
     for axis, (have, want) in enumerate(zip(shape, wanted, strict=True)):
@@ -174,7 +174,7 @@ def shape_fault(shape: tuple[int | str, ...], wanted: tuple[int | str, ...]) -> 
 
 
 def shape_text(shape: tuple[int | str, ...]) -> str:
-    """Return `[batch, 3, 224, 224]`."""
+    """Return a shape as text, such as `[batch, 3, 224, 224]`."""
     return f"[{', '.join('?' if dim == -1 else str(dim) for dim in shape)}]"
 
 
@@ -183,7 +183,7 @@ def _dim(dim: int | str) -> str:
 
 
 def _part_problems(spec: HybridSpec) -> Iterator[Problem]:
-    """Yield names that represent several parts, or several ports of one."""
+    """Yield names that several parts have, or several ports of one part."""
     for name, count in Counter(part.name for part in spec.parts).items():
         if count > 1:
             yield Problem(f"{count} parts are called `{name}`", fix="give each a name of its own")
@@ -208,7 +208,7 @@ def _seam_problems(spec: HybridSpec, seam: Seam) -> Iterator[Problem]:
 
 
 def _missing_ends(spec: HybridSpec, seam: Seam) -> Iterator[Problem]:
-    """Yield the ends of a seam that do not exist, each with those that do."""
+    """Yield the ends of a seam that do not exist, with the existing ones to choose from."""
     known = {part.name: part for part in spec.parts}
     for end, kind in ((seam.source, "outputs"), (seam.target, "inputs")):
         part, _, port = end.partition(".")
@@ -223,13 +223,13 @@ def _missing_ends(spec: HybridSpec, seam: Seam) -> Iterator[Problem]:
 
 
 def _type_fault(source: PartPort, target: PartPort) -> str:
-    """Return how two types differ where no cast is allowed."""
+    """Return how two types differ, in words; empty if they are equal or a cast is allowed."""
     have, want = (FP32 if port.dtype == "compute" else dtype_of(port.dtype) for port in (source, target))
     return "" if have == want or (have.is_float and want.is_float) else f"got type {have}; expected {want}"
 
 
 def _input_problems(spec: HybridSpec) -> Iterator[Problem]:
-    """Yield inputs that several parts share but describe differently."""
+    """Yield inputs that parts share but declare differently."""
     first = {port.name: port for port in spec.inputs}
     for part in spec.parts:
         for port in part.inputs:
@@ -243,7 +243,7 @@ def _input_problems(spec: HybridSpec) -> Iterator[Problem]:
 
 
 def _output_problems(spec: HybridSpec) -> Iterator[Problem]:
-    """Yield outputs that no part gives."""
+    """Yield outputs that no part has."""
     known = spec.output_ports()
     for name in spec.outputs:
         if name not in known:

@@ -1,4 +1,4 @@
-"""A transformer encoder over text, as data: BERT, RoBERTa, DistilBERT, ModernBERT. Families state what differs."""
+"""Text encoders as data: BERT, RoBERTa, DistilBERT, ModernBERT. Each family's file states how it differs."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 WRITER = "trtkit.network.blocks.text_encoder:write_text_encoder"
 REFERENCE = "trtkit.sources.huggingface.text:from_folder"
 USUAL_TOKENS = 128
-"""What an engine is tuned for where the config gives no range."""
+"""The optimization profile's opt size in tokens, if the config has no range."""
 
 
 @dataclass(frozen=True)
 class TextHead:
-    """What follows the hidden states, in this order.
+    """What follows the last hidden states, in the order of these fields.
 
-    tokens: which hidden states it reads: all, the first, or the mean of those that the mask shows.
-    activation: of a dense layer, which is not there if empty. norm: after it.
-    labels: of the last projection, which is not there if 0. is_tied: its matrix is the word embedding's.
-    is_normalized: the result is divided by its length.
-    outputs: names, each of an equal part of the last axis if there are several.
+    outputs: the outputs' names; if there are several, each is an equal part of the last axis.
+    tokens: the hidden states to read: all, the first, or the mean of those that the mask selects.
+    activation: of a dense layer; empty: there is no dense layer. norm: after the dense layer.
+    labels: outputs of a last projection; 0: there is none. is_tied: its matrix is the word embedding.
+    is_normalized: the result is scaled to unit length.
     """
 
     outputs: tuple[str, ...]
@@ -50,15 +50,15 @@ class TextHead:
 
 @dataclass(frozen=True)
 class TextEncoderSpec:
-    """What the encoder computes.
+    """A text encoder.
 
-    attention: of each layer; a sliding window counts the tokens on one side of a token.
-    max_tokens: of a text. num_token_types: rows of the table of token types, 0 if there is none.
-    num_positions: rows of the table of positions, 0 if positions turn queries and keys instead.
-    pad_token_id: where tokens are numbered without those of this id, from the id after it on (RoBERTa).
-    is_post_norm: norms follow the residual sums (BERT); otherwise they precede each part, but for the attention of
-        the first layer, and a final norm follows the last.
-    head: None for hidden states alone.
+    attention: of each layer; a sliding window is the number of tokens on each side.
+    max_tokens: per text. num_token_types: rows of the token type table; 0: there is none.
+    num_positions: rows of the position table; 0: there is a rotary embedding instead.
+    pad_token_id: positions skip tokens with this id and start at the id after it (RoBERTa); None: positions start at 0.
+    is_post_norm: norms follow the residual sums (BERT); otherwise they precede each part, except the first layer's
+        attention, and a final norm follows the last layer.
+    head: None to output hidden states only.
     """
 
     vocab_size: int
@@ -75,7 +75,7 @@ class TextEncoderSpec:
 
     @property
     def outputs(self) -> tuple[PartPort, ...]:
-        """What the encoder gives: hidden states, unless the head replaces them, and what the head makes of them."""
+        """The encoder's outputs: hidden states, unless the head replaces them, and the head's outputs."""
         hidden = PartPort("last_hidden_state", ("batch", "tokens", self.hidden_size), "fp32")
         if self.head is None:
             return (hidden,)
@@ -97,9 +97,9 @@ _TASKS = {
 
 
 def task_of(config: HfConfig) -> str:
-    """Return `body`, `sequence`, `token`, `answer` or `masked`, by the class that saved the folder.
+    """Return `body`, `sequence`, `token`, `answer` or `masked`, by the class in `architectures`.
 
-    Raises SourceError for a class with another head, and for models that are decoders.
+    Raises SourceError for classes with other heads, and for decoders.
     """
     config.refuse("is_decoder", False)
     config.refuse("add_cross_attention", False)
@@ -111,8 +111,8 @@ def task_of(config: HfConfig) -> str:
 
 
 def task_head(config: HfConfig, task: str) -> TextHead | None:
-    """Return the projection that a task ends in; None for the body. Families state what precedes it."""
-    is_tied = bool(config.get("tie_word_embeddings", True))  # read for every task, as only masked words use it
+    """Return a task's final projection; None for the body. Families add what precedes it."""
+    is_tied = bool(config.get("tie_word_embeddings", True))  # read for every task, though only `masked` uses it
     match task:
         case "answer":
             return TextHead(("start_logits", "end_logits"), labels=2)
@@ -125,9 +125,9 @@ def task_head(config: HfConfig, task: str) -> TextHead | None:
 
 
 def replaced_head(head: TextHead | None, task: str, options: HybridOptions, where: str) -> TextHead | None:
-    """Return the pooling of a folder of sentence-transformers, `head` of any other.
+    """Return the pooling of a sentence-transformers folder as a head; for other folders, return `head`.
 
-    Raises SourceError for a model that has both.
+    Raises SourceError for a folder that has both.
     """
     if options.pooling is None:
         return head
@@ -140,9 +140,9 @@ def replaced_head(head: TextHead | None, task: str, options: HybridOptions, wher
 def text_hybrid(
     config: HfConfig, encoder: TextEncoderSpec, table: Mapping[str, str], prefix: str, unused: tuple[str, ...]
 ) -> HybridSpec:
-    """Return the model: one part, which the network API writes.
+    """Return the hybrid: a single part, written with the network API.
 
-    table: names in the checkpoint by path here. prefix: before all of them but those of the head, which are whole.
+    table: checkpoint names by path. prefix: of all names but the head's, which are complete.
     """
     text = ("batch", "tokens")
     inputs = [

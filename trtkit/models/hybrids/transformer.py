@@ -1,4 +1,4 @@
-"""Post-norm transformer layers over feature maps and object queries, as data: DETR, RT-DETR."""
+"""Transformer layers of DETR and RT-DETR as data: post-norm, over feature maps and object queries."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Sizes = tuple[int, int]
 
 @dataclass(frozen=True)
 class TransformerLayerSpec:
-    """A layer: self-attention, in decoders cross-attention, MLP; a norm after each. Positions join queries and keys."""
+    """A layer: self-attention, cross-attention in decoders, MLP; a norm after each. Positions join queries and keys."""
 
     hidden_size: int
     attention: AttentionSpec
@@ -24,7 +24,7 @@ class TransformerLayerSpec:
 
 
 def layer_weights(path: str, name: str, spec: TransformerLayerSpec, names: Mapping[str, str]) -> Iterator[Weight]:
-    """Yield a layer's weights. names: in the checkpoint below `name`, by path below `path`."""
+    """Yield a layer's weights. names: checkpoint names below `name`, by path below `path`."""
     D, F = spec.hidden_size, spec.mlp.intermediate_size
     for inner, module in names.items():
         if inner.endswith("norm"):
@@ -38,13 +38,13 @@ def layer_weights(path: str, name: str, spec: TransformerLayerSpec, names: Mappi
 
 
 def mlp_weights(path: str, name: str, sizes: tuple[int, ...]) -> Iterator[Weight]:
-    """Yield the weights of linear layers between these sizes."""
+    """Yield the weights of consecutive linear layers between these sizes."""
     for index, (in_features, out_features) in enumerate(pairwise(sizes)):
         yield from linear_weights(f"{path}.{index}", f"{name}.layers.{index}", (out_features, in_features))
 
 
 def halved(size: Sizes, times: int) -> Sizes:
-    """Return an image's size after convolutions of stride 2, which round up."""
+    """Return a size after `times` convolutions of stride 2, which round up."""
     height, width = size
     for _ in range(times):
         height, width = (height + 1) // 2, (width + 1) // 2

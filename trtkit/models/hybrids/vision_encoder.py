@@ -1,4 +1,4 @@
-"""A transformer encoder over image patches, as data: ViT, DINOv2, SigLIP. Families state what differs."""
+"""Vision transformers as data: ViT, DINOv2, SigLIP. Each family's file states how it differs."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ WRITER = "trtkit.network.blocks.vision_encoder:write_vision_encoder"
 
 @dataclass(frozen=True)
 class VisionEncoderSpec:
-    """What the encoder computes.
+    """A transformer encoder over image patches.
 
-    grid: patches by (height, width). position_grid: those of the stored positions, resized where it differs.
+    grid: patches along (height, width). position_grid: that of the stored positions, which are resized if it differs.
     num_register_tokens: learned tokens after the class token, without positions.
-    has_class_token: a learned token before all others, which has the first position.
-    has_layer_scale: each part's result is scaled by channel before it is added.
-    head: what follows the final norm. pooler: dense and `pooler_activation` on the class token; first_token: the class
-        token as it is; classifier: logits of the class token; classifier_with_mean: of it and the patches' mean;
-        attention: one learned query attends to all tokens, then an MLP (SigLIP).
+    has_class_token: a learned token before all others, at the first position.
+    has_layer_scale: each part's output is scaled per channel before the residual sum.
+    head: what follows the final norm. `pooler`: dense layer and `pooler_activation` on the class token. `first_token`:
+        the class token as it is. `classifier`: logits from the class token. `classifier_with_mean`: from it and the
+        patches' mean. `attention`: one learned query attends to all tokens, then an MLP (SigLIP).
     """
 
     hidden_size: int
@@ -53,12 +53,12 @@ class VisionEncoderSpec:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of an image: patches, registers, class token."""
+        """Tokens per image: patches, registers, class token."""
         return self.grid[0] * self.grid[1] + int(self.has_class_token) + self.num_register_tokens
 
     @property
     def outputs(self) -> tuple[PartPort, ...]:
-        """What the encoder gives: logits, or hidden states and, where it has a head, the pooled one."""
+        """The encoder's outputs: logits, or hidden states and, with a head, the pooled one."""
         if self.head.startswith("classifier"):
             return (PartPort("logits", ("batch", self.head_size), "fp32"),)
         hidden = PartPort("last_hidden_state", ("batch", self.num_tokens, self.hidden_size), "fp32")
@@ -68,9 +68,9 @@ class VisionEncoderSpec:
 
 @dataclass(frozen=True)
 class Names:
-    """Names in the checkpoint, by path here.
+    """A family's checkpoint names by path.
 
-    patches: of the convolution. prefix: before all names but those of the classifier.
+    patches: of the patch convolution. prefix: of all names but the classifier's.
     """
 
     patches: str
@@ -79,12 +79,12 @@ class Names:
 
     @property
     def final_norm(self) -> str:
-        """The norm after the last layer."""
+        """Checkpoint name of the norm after the last layer."""
         return self.table["final_norm"]
 
 
 def vision_hybrid(config: HfConfig, encoder: VisionEncoderSpec, names: Names, unused: tuple[str, ...]) -> HybridSpec:
-    """Return patch embedding through ONNX, encoder and head by the network API."""
+    """Return the hybrid: patch embedding through ONNX, encoder and head by the network API."""
     channels, patch = int(config.get("num_channels", 3)), pair(config.need("patch_size"))
     D, (rows, columns) = encoder.hidden_size, encoder.grid
     pixels = PartPort("pixel_values", ("batch", channels, rows * patch[0], columns * patch[1]), "fp32")
@@ -111,19 +111,19 @@ def vision_hybrid(config: HfConfig, encoder: VisionEncoderSpec, names: Names, un
 
 
 def _with_reference(outputs: tuple[PartPort, ...], module: str) -> tuple[PartPort, ...]:
-    """Return the outputs; hidden states are what the reference's final norm gives."""
+    """Return the outputs with hidden states compared with the output of the reference's final norm."""
     return tuple(replace(port, reference=module) if port.name == "last_hidden_state" else port for port in outputs)
 
 
 def pair(size: int | list[int] | tuple[int, ...]) -> tuple[int, int]:
-    """Return (height, width) of a size that may be one number."""
+    """Return (height, width) of a size, which may be a single number."""
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
 def grids(config: HfConfig, options: HybridOptions, *, resizes: bool) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return patches by (height, width), as requested and as the positions are stored.
+    """Return the patches along (height, width) of the image, and of the stored positions.
 
-    Raises SourceError for an image size that patches do not divide, or that the model does not take.
+    Raises SourceError for an image size that is not a multiple of the patch size, or that the model does not take.
     """
     model_size, patch = pair(config.need("image_size")), pair(config.need("patch_size"))
     size = options.image_size or model_size
@@ -139,12 +139,12 @@ def grids(config: HfConfig, options: HybridOptions, *, resizes: bool) -> tuple[t
 
 
 def num_labels(config: HfConfig) -> int:
-    """Return the number of classes: as many as have names, two where none have."""
+    """Return the number of classes: that of their names, 2 if there are none."""
     return len(config.get("id2label", ())) or int(config.get("num_labels", 2))
 
 
 def encoder_weights(spec: VisionEncoderSpec, names: Names) -> Iterator[Weight]:
-    """Yield every weight with its path, name and shape."""
+    """Yield all weights of the encoder and its head."""
     for path, shape in _shapes(spec):
         yield Weight(path, checkpoint_name(path, names.table, names.prefix), shape, is_table=path == "positions.weight")
 

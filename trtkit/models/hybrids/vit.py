@@ -35,7 +35,7 @@ TABLE = names(
 
 
 def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
-    """Return the model that a config describes: a classifier, or hidden states with the pooled first token."""
+    """Return the model that a config describes: a classifier, or hidden states and the pooled class token."""
     is_classifier = "ViTForImageClassification" in config.get("architectures", ())
     grid, stored = grids(config, options, resizes=False)
     attention = attention_part(config, has_qkv_bias=bool(config.get("qkv_bias", True)), has_output_bias=True)

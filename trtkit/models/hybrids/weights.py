@@ -1,4 +1,4 @@
-"""Which arrays of a checkpoint each part of a hybrid takes, and whether all are there."""
+"""Finds the weights of a hybrid's parts in its checkpoint, and checks names and shapes."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -19,17 +19,17 @@ def linear_weights(path: str, name: str, shape: tuple[int, ...], *, has_bias: bo
 
 
 def norm_weights(path: str, name: str, size: int) -> Iterator[Weight]:
-    """Yield weight and bias of a layer norm."""
+    """Yield a layer norm's weight and bias."""
     yield from linear_weights(path, name, (size,))
 
 
 def checkpoint_name(
     path: str, table: Mapping[str, str], prefix: str, outside: tuple[str, ...] = ("classifier",)
 ) -> str:
-    """Return the checkpoint's name of a path: whole, or by its module where the path ends in weight or bias.
+    """Return a path's name in the checkpoint, from the table's entry for it or for its module (without weight or bias).
 
-    table: names by path, `layers.{i}` for any layer. prefix: before all names but those of paths that begin as
-    `outside` says.
+    table: names by path; `layers.{i}` is any layer. prefix: of all names, except for paths that begin with one of
+    `outside`.
     """
     parts = path.split(".")
     number = parts[1] if parts[0] == "layers" else ""
@@ -42,7 +42,7 @@ def checkpoint_name(
 def find_part_weights(spec: HybridSpec, source: Mapping[str, Any], where: str = "weights") -> WeightArrays:
     """Return the weights of all network parts by `part.path`, after checking all names and shapes.
 
-    Raises ProblemsError with every weight that is missing, of another shape, or of no part.
+    Raises ProblemsError with every weight that is missing, of another shape, or that belongs to no part.
     """
     wanted = {
         f"{part.name}.{weight.path}": weight
@@ -70,7 +70,7 @@ def _missing(weights: Any, source: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _extra(spec: HybridSpec, known: set[str], source: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield weights that no part has. Those of ONNX parts are checked when their module takes them."""
+    """Yield weights that belong to no part. Those of ONNX parts are checked when their module loads them."""
     parts = [part for part in spec.parts if isinstance(part, OnnxPart)]
     if any(part.prefix is None for part in parts):
         return

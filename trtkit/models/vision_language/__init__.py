@@ -1,1 +1,1 @@
-"""Vision-language models as data: what each family's vision tower takes, and how a prompt holds its images."""
+"""Vision-language models as data: each family's vision tower, its inputs, and how images appear in prompts."""

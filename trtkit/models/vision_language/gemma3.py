@@ -1,4 +1,4 @@
-"""Gemma 3: SigLIP, average pooling, images whose tokens see each other. HF: `Gemma3ForConditionalGeneration`.
+"""Gemma 3: SigLIP, average pooling, bidirectional attention within images. HF: `Gemma3ForConditionalGeneration`.
 
 Source: https://arxiv.org/abs/2503.19786.
 """
@@ -10,12 +10,12 @@ from trtkit.models.vision_language.spec import Fields, ImageTraits, VisionInput,
 
 
 def traits(_fields: Fields) -> ImageTraits:
-    """Return what the images need of the language model."""
+    """Return what images require of the language model."""
     return ImageTraits(has_whole_images=True)
 
 
 def spec(fields: Fields, _limits: VisionLimits, where: str) -> VisionSpec:
-    """Return the tower that a config describes. Raises SourceError for what it does not support."""
+    """Return the tower that a config describes. Raises SourceError for unsupported settings."""
     vision, count = fields["vision_config"], int(fields["mm_tokens_per_image"])
     if vision["model_type"] != "siglip_vision_model":
         known = "known: siglip_vision_model"

@@ -1,14 +1,14 @@
-"""LLaVA 1.5: CLIP or SigLIP, features of an inner layer, a two-layer projector. HF: `LlavaForConditionalGeneration`."""
+"""LLaVA 1.5: CLIP or SigLIP, features of an inner layer, two-layer projector. HF: `LlavaForConditionalGeneration`."""
 
 from trtkit.errors import SourceError
 from trtkit.models.vision_language.spec import Fields, VisionInput, VisionLimits, VisionSpec
 
-# Towers with a class token before the patches, which the strategy `default` drops, and towers without.
+# Class tokens before the patches, by tower; the strategy `default` drops them.
 _CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}
 
 
 def spec(fields: Fields, _limits: VisionLimits, where: str) -> VisionSpec:
-    """Return the tower that a config describes. Raises SourceError for a tower that is not known."""
+    """Return the tower that a config describes. Raises SourceError for an unknown tower."""
     vision, strategy = fields["vision_config"], fields["vision_feature_select_strategy"]
     if vision["model_type"] not in _CLASS_TOKENS:
         known = f"known: {', '.join(_CLASS_TOKENS)}"

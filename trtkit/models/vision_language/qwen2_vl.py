@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen2.5-VL: patches of an image at its own size, merged by four. HF: `Qwen2VLForConditionalGeneration`.
+"""Qwen2-VL and Qwen2.5-VL: images at native size, patches merged by four. HF: `Qwen2VLForConditionalGeneration`.
 
 Source: https://arxiv.org/abs/2409.12191, https://arxiv.org/abs/2502.13923.
 """
@@ -7,7 +7,7 @@ from trtkit.models.vision_language.spec import Fields, ImageTraits, VisionInput,
 
 
 def traits(_fields: Fields) -> ImageTraits:
-    """Return what the images need of the language model."""
+    """Return what images require of the language model."""
     return ImageTraits(has_grid_positions=True)
 
 

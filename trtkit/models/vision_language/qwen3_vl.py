@@ -1,4 +1,4 @@
-"""Qwen3-VL and Qwen3.5: patches of an image at its own size. HF: `Qwen3VLForConditionalGeneration`.
+"""Qwen3-VL and Qwen3.5: images at native size, merged patches. HF: `Qwen3VLForConditionalGeneration`.
 
 Source: https://arxiv.org/abs/2511.21631; features of inner layers (DeepStack): https://arxiv.org/abs/2406.04334.
 """
@@ -8,12 +8,12 @@ import math
 from trtkit.errors import SourceError
 from trtkit.models.vision_language.spec import Fields, ImageTraits, VisionInput, VisionLimits, VisionSpec
 
-# Those whose towers also give features of inner layers (DeepStack).
+# Model types whose towers also output features of inner layers (DeepStack).
 _WITH_INNER = ("qwen3_vl", "qwen3_vl_moe")
 
 
 def traits(fields: Fields) -> ImageTraits:
-    """Return what the images need of the language model."""
+    """Return what images require of the language model."""
     vision = fields.get("vision_config") or {}
     if fields["model_type"] not in _WITH_INNER:
         return ImageTraits(has_grid_positions=True)
@@ -23,7 +23,7 @@ def traits(fields: Fields) -> ImageTraits:
 
 
 def spec(fields: Fields, limits: VisionLimits, where: str) -> VisionSpec:
-    """Return the tower that a config describes. Raises SourceError if it gives vectors of another size."""
+    """Return the tower that a config describes. Raises SourceError if its output size is not the hidden size."""
     vision, hidden_size = fields["vision_config"], int(fields["text_config"]["hidden_size"])
     if vision["out_hidden_size"] != hidden_size:
         what = f"`vision_config.out_hidden_size` is {vision['out_hidden_size']}, the language model's is {hidden_size}"

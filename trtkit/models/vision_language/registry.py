@@ -1,4 +1,4 @@
-"""Find a vision-language family by its config's `model_type`."""
+"""Finds a vision-language family's module by its config's `model_type`."""
 
 import importlib
 from types import ModuleType
@@ -23,9 +23,9 @@ VISION_LANGUAGE = {
 
 
 def vision_spec(fields: Fields, limits: VisionLimits, where: str = "config.json") -> VisionSpec:
-    """Return the vision tower that a whole config describes, all fields of its parts stated.
+    """Return the vision tower that a complete config.json describes, defaults of its parts included.
 
-    Raises SourceError for an unknown `model_type` and for what a family does not support.
+    Raises SourceError for an unknown `model_type` and for unsupported settings.
     """
     model_type = str(fields.get("model_type"))
     if model_type not in VISION_LANGUAGE:
@@ -36,9 +36,9 @@ def vision_spec(fields: Fields, limits: VisionLimits, where: str = "config.json"
 
 
 def image_traits(fields: Fields, where: str = "config.json") -> ImageTraits:
-    """Return what the images of a vision-language model need of its language model. fields: of its config.json.
+    """Return what a vision-language model's images require of its language model. fields: of its config.json.
 
-    Raises SourceError for fields that are not what they should be.
+    Raises SourceError for malformed fields.
     """
     find = getattr(_family(str(fields["model_type"])), "traits", None)
     with reading(where):

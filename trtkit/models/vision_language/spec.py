@@ -1,4 +1,4 @@
-"""What the language model of a vision-language model is given of an image."""
+"""A vision tower as data: its inputs and outputs, how an image appears in a prompt, what the language model needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Any, Literal
 Layout = Literal["image", "framed", "tiles", "crops", "patches"]
 Dim = int | str
 Fields = dict[str, Any]
-"""Of a whole config.json, those of its parts too."""
+"""Fields of a complete config.json, with those of its parts."""
 
 
 @dataclass(frozen=True)
 class VisionInput:
-    """An input of the vision tower. shape: sizes, and names of those known at run time."""
+    """An input of the vision tower. shape: sizes, or symbols for those known at run time."""
 
     shape: tuple[Dim, ...]
     dtype: Literal["fp32", "int32"] = "fp32"
@@ -20,9 +20,9 @@ class VisionInput:
 
 @dataclass(frozen=True)
 class VisionLimits:
-    """What one call of the tower takes at most: images (or tiles of one), and tokens of an image cut into patches.
+    """Limits of one call of the tower: images (or tiles), and tokens if images are cut into patches.
 
-    prefill: new tokens of a sequence in one call of the language model.
+    prefill: most new tokens per sequence in one call of the language model.
     """
 
     images: int
@@ -32,11 +32,11 @@ class VisionLimits:
 
 @dataclass(frozen=True)
 class ImageTraits:
-    """What a family's images need of its language model's network.
+    """What a family's images require of the language model's network.
 
-    has_whole_images: tokens of an image see each other in both directions, so a call computes all of them.
-    deepstack: extra vectors of each soft token; the first layers each add one to their output.
-    has_grid_positions: tokens of an image turn by time, height and width (M-RoPE).
+    has_whole_images: attention within an image is bidirectional, so one call computes all of its tokens.
+    deepstack: number of extra vectors per soft token; each of the first layers adds one to its output.
+    has_grid_positions: an image's tokens have positions in time, height and width (M-RoPE).
     """
 
     has_whole_images: bool = False
@@ -46,20 +46,20 @@ class ImageTraits:
 
 @dataclass(frozen=True)
 class VisionSpec:
-    """A vision tower with its projector, which gives `soft_tokens` of the language model's hidden size.
+    """A vision tower with its projector. It outputs `soft_tokens`, of the language model's hidden size.
 
-    With `deepstack` they are 1 + `deepstack` times as wide.
+    With DeepStack they are 1 + `traits.deepstack` times as wide.
 
     module: `package.module:class` in torch, called with the model's `folder` and `arguments`.
-    layout: an image is one picture of one size (`image`), the same between the two tokens of `frame`, on lines of its
-        own (`framed`), several tiles of one size with texts that name them (`tiles`), several crops of one size in a
-        row (`crops`), or as many patches as it has (`patches`), in groups of `merge_size` x `merge_size` that become
-        one token.
-    tokens_per_image: of one picture or tile; 0 where it depends on the image's size.
-    image_token_id: the placeholder; each soft token replaces one.
-    position_side: of the square of learned positions that is stretched to an image's patches; 0 if there is none.
-    window_size: side, in tokens, of the windows that attention keeps to; 0 if there are none.
-    frame: tokens before and after an image; the first one represents it in a prompt.
+    layout: how an image is fed and appears in a prompt. `image`: resized to one size. `framed`: likewise, between the
+        two tokens of `frame`, on lines of its own. `tiles`: several tiles of one size, each named in the prompt.
+        `crops`: several crops of one size in a row. `patches`: as many patches as its size has; `merge_size` x
+        `merge_size` of them become one token.
+    image_token_id: the placeholder token; each soft token replaces one.
+    tokens_per_image: per image or tile; 0 if it depends on the image's size.
+    window_size: side of attention windows, in tokens; 0 if there are none.
+    position_side: side of the square grid of learned positions, interpolated to an image's patches; 0 if there is none.
+    frame: tokens before and after an image; a prompt contains only the first.
     """
 
     model_type: str
@@ -78,5 +78,5 @@ class VisionSpec:
 
     @property
     def symbol(self) -> str:
-        """The size that calls differ in: images, or an image's tokens."""
+        """The symbol of the dimension that varies between calls: images, or an image's tokens."""
         return "tokens" if self.layout == "patches" else "images"

@@ -74,7 +74,7 @@ def attention_block(
         present: dict[str, Tensor] = {}
         for reach in reaches:
             present |= remember(reach.past, new)
-        q = scale_query(q, spec.scale, positions.query_growth)
+        q = scale_query(q, spec.scale, positions.query_scaling)
         sinks = weights.get("sinks") if spec.has_sinks else None
         attended = concat([_attend(q, reach, spec, latent, sinks) for reach in reaches], 0)
         if spec.context.count > 1:

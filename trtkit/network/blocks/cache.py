@@ -112,12 +112,12 @@ class Positions:
     ids: None if nothing is looked up by position.
     tables: cosines and sines of the layer's rotary embedding, by position or, if image tokens rotate differently
         (M-RoPE), by token (is_by_token); None if it has none.
-    query_growth: [B, 1, S, 1] in fp32, scaling factors of the queries; None if there are none.
+    query_scaling: [B, 1, S, 1] in fp32, scaling factors of the queries; None if there are none.
     """
 
     ids: Tensor | None
     tables: RotaryTables | None = None
-    query_growth: Tensor | None = None
+    query_scaling: Tensor | None = None
     is_by_token: bool = False
 
 

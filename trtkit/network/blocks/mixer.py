@@ -51,12 +51,13 @@ def mixer_block(weights: Weights, x: Tensor, layer: LayerSpec, memory: Memory) -
     if not isinstance(memory, Attending):
         assert layer.recurrent is not None
         return _recurrent_block(weights, x, layer.recurrent, memory)
-    if layer.beside is None:
+    parallel = layer.parallel_mixer
+    if parallel is None:
         return attention_block(weights, x, layer.attention, memory.positions, memory.reaches)
-    (before, after), (own_before, own_after) = layer.beside.attention_factors, layer.beside.factors
+    (before, after), (mixer_before, mixer_after) = parallel.attention_factors, parallel.factors
     attended, caches = attention_block(weights, _times(x, before), layer.attention, memory.positions, memory.reaches)
-    y, states = _recurrent_block(weights, _times(x, own_before), layer.beside.mixer, memory.states)
-    return _times(attended, after) + _times(y, own_after), caches | states
+    y, states = _recurrent_block(weights, _times(x, mixer_before), parallel.mixer, memory.states)
+    return _times(attended, after) + _times(y, mixer_after), caches | states
 
 
 def _times(x: Tensor, factor: float) -> Tensor:
@@ -235,7 +236,7 @@ def _recurrence(
         order = np.repeat(np.arange(spec.groups), spec.heads // spec.groups)
         b, c = (reorder(part, order, axis=1) for part in (b, c))
     step = softplus(cast(dt, FP32) + _by_head(weights, "dt_bias"))
-    step = maximum(step, spec.least_step) if spec.least_step else step
+    step = maximum(step, spec.min_step) if spec.min_step else step
     step = select(states.chunk.is_token(dt), transpose(step, (0, 2, 1)), 0.0)  # [B, H, S]
     rate = reshape(_by_head(weights, "a_log"), (1, spec.heads, 1))
     step, rate = unsqueeze(step, 3), unsqueeze(rate, 3)

@@ -54,7 +54,7 @@ def feed_forward_block(weights: Weights, x: Tensor, spec: MlpSpec | MoeSpec, hid
     """Apply a layer's feed-forward part to x [B, S, D], the normalized `hidden`."""
     if not isinstance(spec, MoeSpec):
         return (mlp_block if spec.active is None else active_mlp_block)(weights, "mlp", x, spec)
-    if spec.apart is not None and spec.shared is not None and hidden is not None:
+    if spec.separate_norm is not None and spec.shared is not None and hidden is not None:
         return _apart_block(weights, x, hidden, spec)
     return moe_block(weights, x, spec)
 
@@ -90,9 +90,9 @@ def _routed_and_shared(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
 
 def _apart_block(weights: Weights, x: Tensor, hidden: Tensor, spec: MoeSpec) -> Tensor:
     """Apply the shared expert to x [B, S, D] and the others to the hidden states [B, S, D]; normalize and add both."""
-    assert spec.apart is not None
+    assert spec.separate_norm is not None
     assert spec.shared is not None
-    norm = spec.apart
+    norm = spec.separate_norm
     with x.graph.scope("moe"):
         shared = norm_block(weights, "shared_norm", mlp_block(weights, "shared", x, spec.shared), norm)
         hidden = weights.tokens.enter(hidden)

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 QKV = tuple[Tensor, Tensor, Tensor]
 
 
-def scale_query(q: Tensor, scale: float, growth: Tensor | None = None) -> Tensor:
+def scale_query(q: Tensor, scale: float, factors: Tensor | None = None) -> Tensor:
     """Multiply queries by the scale of scores; in fp32 unless it is a power of two, which is exact.
 
-    growth: factors by token, [B, 1, S, 1] in fp32.
+    factors: by token, [B, 1, S, 1] in fp32.
     """
-    if growth is not None:
-        return cast(cast(q, FP32) * growth * scale, q.dtype)
+    if factors is not None:
+        return cast(cast(q, FP32) * factors * scale, q.dtype)
     if math.frexp(scale)[0] == 0.5:
         return q * scale if scale != 1 else q
     return cast(cast(q, FP32) * scale, q.dtype)

@@ -70,8 +70,8 @@ def choose_experts(logits: Tensor, routing: RoutingSpec, bias: Tensor | None = N
         weights = _picked(scores, chosen)
         if routing.norm_topk_prob:
             total = unsqueeze(sum_over(weights, -1), -1)
-            total = total + routing.added_to_sum if routing.added_to_sum else total
-            weights = weights / (maximum(total, routing.least_sum) if routing.least_sum else total)
+            total = total + routing.sum_epsilon if routing.sum_epsilon else total
+            weights = weights / (maximum(total, routing.min_sum) if routing.min_sum else total)
         return Choice(chosen, weights * routing.scale if routing.scale != 1 else weights)
 
 

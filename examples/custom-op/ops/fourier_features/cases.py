@@ -1,4 +1,4 @@
-"""Inputs that every implementation is tried on."""
+"""Inputs for testing every implementation."""
 
 from __future__ import annotations
 

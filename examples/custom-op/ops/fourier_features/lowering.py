@@ -1,4 +1,4 @@
-"""The op out of layers that TensorRT and ONNX have."""
+"""The op written with layers that TensorRT and ONNX have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def lower(o: Ops[T], inputs: Sequence[T | None], attributes: Any, _form: str) -> list[T]:
-    """Compute in fp32: at 2^9 pi x, fp16 has no digits left for the phase. x: [N, C]."""
+    """Compute in fp32: at 2^9 pi x, fp16 has no precision left for the phase. x: [N, C]."""
     x = inputs[0]
     assert x is not None
     with o.fp32():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FourierFeatures:
-    """bands: how many frequencies, each twice the one before."""
+    """bands: number of frequencies, each twice the previous one."""
 
     bands: int = 4
 
@@ -34,7 +34,7 @@ def infer(facts: Sequence[Fact | None], attributes: FourierFeatures) -> list[Fac
 
 
 def convert(node: ForeignNode) -> Replacement:
-    """Read the node as the exporter writes it; an attribute that nobody knows is an error."""
+    """Read the exporter's node. Unknown attributes are errors."""
     attributes = FourierFeatures(int(node.number("bands", 4)))
     node.check_all_read()
     return Replacement((node.input(0),), attributes, node.outputs)

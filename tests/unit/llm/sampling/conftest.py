@@ -1,4 +1,4 @@
-"""One thread: the tensors are small, and threads that wait for each other on a busy machine are slow."""
+"""Limits torch to one thread: tensors are small, and threads that wait for each other are slow on a busy machine."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_sigmoid_scores_in_groups_choose_as_transformers_does(
     config.norm_topk_prob, config.routed_scaling_factor = is_normalized, 2.5
     router, logits, bias = DeepseekV3TopkRouter(config), 3 * random(2, 9, 12), random(12)
     router.e_score_correction_bias.copy_(bias)
-    routing = RoutingSpec(k, "sigmoid", is_normalized, 1, groups, best, "two_best", added_to_sum=1e-20, scale=2.5)
+    routing = RoutingSpec(k, "sigmoid", is_normalized, 1, groups, best, "two_best", sum_epsilon=1e-20, scale=2.5)
     assert_close(evaluate(lambda t: routed(t, routing, bias), logits), transformed(router, logits))
 
 
