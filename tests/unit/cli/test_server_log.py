@@ -73,6 +73,7 @@ def test_a_key_is_for_language_models(
 ) -> None:
     """Triton would serve without asking for it."""
     monkeypatch.setenv("TRTKIT_API_KEY", "secret")
+    (workspace / "models").mkdir()
     ran = trtkit("serve", "models")
     assert ran.code == 2
     assert "--api-key is for a bundle: unset TRTKIT_API_KEY, or put a proxy before Triton" in ran.err
