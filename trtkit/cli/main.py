@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from trtkit.cli.options import is_logged, run_options
+from trtkit.cli.options import Terminated, is_logged, run_options
 from trtkit.cli.visible import visible
 from trtkit.errors import TrtkitError
 from trtkit.extras import missing_package
@@ -170,6 +170,9 @@ def _run(words: list[str]) -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("cancelled: nothing was written", err=True)
         sys.exit(130)
+    except Terminated:
+        click.echo("terminated: nothing was written", err=True)
+        raise
     except (TrtkitError, ImportError) as error:
         problem = error if isinstance(error, TrtkitError) else missing_package(error)
         if problem is None:
@@ -188,8 +191,7 @@ def _usage_json(error: click.ClickException) -> str:
 
 def _terminate(_signal: int, _frame: object) -> None:
     """Exit like on any exception: children are ended, incomplete folders removed."""
-    click.echo("terminated: nothing was written", err=True)
-    sys.exit(128 + signal.SIGTERM)
+    raise Terminated
 
 
 def _leave_quietly() -> None:
