@@ -1,7 +1,7 @@
 """`trtkit bench` of three models beside torch, ONNX Runtime and transformers: `python -m benchmarks.bench`.
 
-Writes benchmarks/results/bench/ and the table of docs/benchmarking.md. `--prepare` builds and verifies only, so that
-figures can be taken on a machine that is left alone.
+Writes benchmarks/results/bench/ and the table of docs/benchmarking-figures.md. `--prepare` builds and verifies only, so
+that figures can be taken on a machine that is left alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs" / "benchmarking.md"
+DOCS = ROOT / "docs" / "benchmarking-figures.md"
 START, END = "<!-- figures: python -m benchmarks.bench -->", "<!-- end of figures -->"
 _RESNET = """\
 source:

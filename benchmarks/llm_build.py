@@ -4,7 +4,7 @@ The weights are random and unique, written once, in shards, to a folder next to 
 128, the rest in fp16: trtkit reads a checkpoint in ModelOpt's form, the bare script codes as TensorRT takes them,
 mapped from files.
 `python -m benchmarks.llm_build [PRECISION...] [SIZE...]` measures some again and keeps the others: precisions of the
-1.1 B model, and sizes in int4, in billions of parameters, which docs/benchmarking.md shows.
+1.1 B model, and sizes in int4, in billions of parameters, which docs/benchmarking-figures.md shows.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def main(names: list[str] | None = None) -> None:
 
 
 def show(sizes: dict[str, Any]) -> None:
-    """Draw time and peak memory over parameters, and write the table of docs/benchmarking.md."""
+    """Draw time and peak memory over parameters, and write the table of docs/benchmarking-figures.md."""
     import altair as alt
 
     from trtkit.report import charts
@@ -236,7 +236,7 @@ def show(sizes: dict[str, Any]) -> None:
         colours = charts.colour("who", "", {"trtkit": charts.BLUE, "a bare script": charts.ORANGE})
         drawn.append(charts.lines(rows, (x, charts.ChartAxis(field, title)), colours).properties(width=250, height=220))
     alt.hconcat(*drawn).save(str(ROOT / "docs/images/llm-build.svg"))
-    write_between(ROOT / "docs/benchmarking.md", "build sizes", _table(sizes))
+    write_between(ROOT / "docs/benchmarking-figures.md", "build sizes", _table(sizes))
 
 
 def _table(sizes: dict[str, Any]) -> str:

@@ -84,9 +84,9 @@ class LazyGroup(click.Group):
         commands = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
         return commands + click.Command.shell_complete(self, ctx, incomplete)
 
-    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
-            return super().make_context(*args, **extra)
+            return super().parse_args(ctx, args)
         except BrokenPipeError as error:  # of --help
             raise _UnreadError from error
 

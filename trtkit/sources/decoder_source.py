@@ -72,7 +72,7 @@ def open_decoder_source(source: Source, *, keep_quantized: bool = False) -> Deco
     return open_hf_folder(package_file.resolve(str(package_file.hf_folder(source))))
 
 
-def decoder_fields(source: Source) -> Mapping[str, Any]:
+def decoder_fields(source: Source) -> Mapping[str, object]:
     """Return what a GGUF file or a TensorRT-LLM checkpoint says of its model, as fields of a config.json.
 
     Those of a checkpoint are named as TensorRT-LLM does. Raises SourceError, ProblemsError.
