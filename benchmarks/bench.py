@@ -1,7 +1,7 @@
 """`trtkit bench` of three models against torch, ONNX Runtime and transformers: `python -m benchmarks.bench`.
 
-Writes benchmarks/results/bench/ and the table in docs/benchmarking.md. `--prepare` only builds and verifies, so that
-measuring can follow on a quiet machine.
+Writes benchmarks/results/bench/ and the table in docs/benchmarking-figures.md. `--prepare` only builds and verifies, so
+that measuring can follow on a quiet machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs" / "benchmarking.md"
+DOCS = ROOT / "docs" / "benchmarking-figures.md"
 START, END = "<!-- figures: python -m benchmarks.bench -->", "<!-- end of figures -->"
 _RESNET = """\
 source:

@@ -3,7 +3,7 @@
 Weights are random, and different in all layers; they are written once, in shards, next to the user's cache. `int4` has
 blocks of 128, with the rest in fp16: trtkit reads a checkpoint in ModelOpt's format, the bare script maps files with
 codes in TensorRT's. `python -m benchmarks.llm_build [PRECISION...] [SIZE...]` measures some again: precisions of the
-1.1 B model, and sizes in int4, in billions of parameters, which docs/benchmarking.md shows.
+1.1 B model, and sizes in int4, in billions of parameters, which docs/benchmarking-figures.md shows.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def main(names: list[str] | None = None) -> None:
 
 
 def show(sizes: dict[str, Any]) -> None:
-    """Plot time and peak memory over parameters, and write the table in docs/benchmarking.md."""
+    """Plot time and peak memory over parameters, and write the table in docs/benchmarking-figures.md."""
     import altair as alt
 
     from trtkit.report import charts
@@ -235,7 +235,7 @@ def show(sizes: dict[str, Any]) -> None:
         colours = charts.colour("who", "", {"trtkit": charts.BLUE, "a bare script": charts.ORANGE})
         drawn.append(charts.lines(rows, (x, charts.ChartAxis(field, title)), colours).properties(width=250, height=220))
     alt.hconcat(*drawn).save(str(ROOT / "docs/images/llm-build.svg"))
-    write_between(ROOT / "docs/benchmarking.md", "build sizes", _table(sizes))
+    write_between(ROOT / "docs/benchmarking-figures.md", "build sizes", _table(sizes))
 
 
 def _table(sizes: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 CONCURRENCY, REPEATS, SECONDS = (1, 8, 32), 3, 4.0
-DOCS, RATIO = Path(__file__).parents[1] / "docs" / "serving.md", "throughput, served to in process"
+DOCS, RATIO = Path(__file__).parents[1] / "docs" / "serving-costs.md", "throughput, served to in process"
 VISION, LLM_MODEL = "efficientnet-lite0", "llama"
 
 
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def table(figures: Mapping[str, Any]) -> str:
-    """Return the table in docs/serving.md."""
+    """Return the table in docs/serving-costs.md."""
     rows = [
         "| model | under way | in process | served | ratio | served p50, p99 |",
         "| --- | --: | --: | --: | --: | --- |",

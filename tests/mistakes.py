@@ -62,6 +62,8 @@ MISTAKES: dict[str, dict[str, str]] = {
         "Class names in a file that is missing": "trtkit build labelled.yaml",
     },
     "Running": {
+        "A bundle that is not built yet": "trtkit verify bundles/resnet50",
+        "A bundle, nearly": "trtkit verify bundles/clasifier",
         "No picture": "trtkit run bundles/pictures",
         "Pictures for a model without `preprocess:`": "trtkit run bundles/classifier street.jpg",
         "A picture that does not exist": "trtkit run bundles/pictures steet.jpg",

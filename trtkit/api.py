@@ -14,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtkit.bundle.bundle import Bundle, is_bundle_folder, open_bundle
+from trtkit.bundle.bundle import Bundle, is_bundle, is_bundle_folder, open_bundle
 from trtkit.config.load import changed_config, find_model_config, is_hub_id
 from trtkit.config.overrides import keyword_overrides
 from trtkit.config.schema import ModelConfig
@@ -263,7 +263,7 @@ def plan(
     from trtkit.planning.source import find_model, model_of_bundle, model_of_config
 
     table = find_gpus(gpus.split(",") if isinstance(gpus, str) else gpus) if gpus else planned_gpus()
-    if isinstance(model, str | Path):
+    if isinstance(model, str | Path) and not is_bundle(Path(model).expanduser()):
         planned = find_model(str(model), keyword_overrides(keys))
     else:
         network = _network(model, keys)
@@ -436,10 +436,15 @@ def evaluate_images(
 
 
 def _network(model: Source | Bundle, keys: Mapping[str, object]) -> Bundle | ModelConfig:
-    """Return the bundle, or the config, that `model` represents. Raises BundleError for a bundle with keys."""
+    """Return the bundle, or the config, that `model` represents.
+
+    Raises ConfigError for unknown keys, BundleError for a bundle with known ones.
+    """
     if isinstance(model, ModelConfig) or (not isinstance(model, Bundle) and not is_bundle_folder(str(model))):
         return load_config(model, **keys)
+    bundle = open_bundle(model)
     if keys:
+        changed_config(bundle.manifest.config, keys)  # names unknown keys
         what = f"`{next(iter(keys))}` cannot be changed: the bundle is already built"
-        raise BundleError(what, str(model.path if isinstance(model, Bundle) else model), "give its config instead")
-    return open_bundle(model)
+        raise BundleError(what, str(bundle.path), "give its config instead")
+    return bundle

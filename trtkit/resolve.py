@@ -51,14 +51,14 @@ _USUAL_LENGTH = 512
 
 
 def resolve(config: ModelConfig) -> StagedModel:
-    """Return the model that `config` builds; of a folder only its config.json is read.
+    """Return the model that `config` builds; of a folder only its config.json is read, of a GGUF file its metadata.
 
     Raises ConfigError for keys that mean nothing for this model, SourceError for a family that is not supported.
     """
     source = config.source
     if source.hf is None:
         if source.gguf is not None or source.trtllm is not None:
-            return _checked(_LANGUAGE, _decoder(config))
+            return _checked(_LANGUAGE, _decoder(_within_limits(config, _decoder_fields(config))))
         return _checked(_MODULE, _one_part(config)) if source.onnx is None else _file(config)
     fields = json_object(hf_folder(source) / "config.json")
     model_type = str(fields.get("model_type", ""))
@@ -225,6 +225,21 @@ def _within_limits(config: ModelConfig, fields: Fields) -> ModelConfig:
     if all(getattr(stated, name) == value for name, value in changes.items()):
         return config
     return config.model_copy(update={"llm": stated.model_copy(update=changes)})
+
+
+def _decoder_fields(config: ModelConfig) -> Fields:
+    """Return the fields of a config.json if the config leaves a length open.
+
+    Empty for a file that cannot be read, which whoever opens it reports.
+    """
+    if config.llm is not None and {"max_sequence_length", "max_prefill_length"} <= config.llm.model_fields_set:
+        return {}
+    from trtkit.sources.decoder_source import decoder_fields
+
+    try:
+        return dict(decoder_fields(config.source))
+    except (TrtkitError, ImportError):
+        return {}
 
 
 def most_new_tokens(fields: Fields) -> int | None:

@@ -65,8 +65,12 @@ def test_a_network_goes_from_onnx_to_a_server(onnx_path: Path, workspace: Path) 
         trtkit.bench(bundle, load=trtkit.Load(concurrency=[2]), is_unverified=True)
     (row,) = trtkit.plan(bundle, ["l4"]).gpus
     assert row.gpu.key == "l4"
-    with pytest.raises(BundleError, match="`precision` cannot be changed: the bundle is already built"):
-        trtkit.verify(bundle, precision="fp32")
+    for function in (trtkit.verify, trtkit.plan, trtkit.bench):
+        for model in (bundle, bundle.path):
+            with pytest.raises(BundleError, match="`precision` cannot be changed: the bundle is already built"):
+                function(model, precision="fp32")
+            with pytest.raises(ConfigError, match="unknown key `precisoin`"):
+                function(model, precisoin="fp32")
     with pytest.raises(BundleError, match="a bundle is already built"):
         trtkit.build("bundles/m")
 

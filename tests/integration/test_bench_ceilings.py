@@ -204,7 +204,8 @@ def test_torch_compile_says_which_compiler_is_missing(
 def test_what_is_neither_a_bundle_nor_a_model_is_refused(
     workspace: Path, refuses: Callable[..., str], trtkit: Run
 ) -> None:
-    assert refuses("bench", "nobody", "--set", "precision=fp16", "-q", code=2).startswith("config `nobody` not found")
+    error = refuses("bench", "nobody", "--set", "precision=fp16", "-q", code=2)
+    assert error.startswith("no bundle, config or model is called `nobody`\n")
     (workspace / "m.onnx").write_text("nothing")
     ran = trtkit("bench", "m.onnx", "-q")
     assert (ran.code, "Traceback" in ran.err) == (1, False), ran.err

@@ -1,4 +1,4 @@
-"""Every command of docs/benchmarking.md runs, on small models."""
+"""Every command of docs/benchmarking.md and docs/benchmarking-llm.md runs, on small models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def test_every_command_of_the_docs_runs(tmp_path: Path, workspace: Path, trtkit:
     for name, path in (("efficientnet-lite0", build(tmp_path)), ("llama", tiny_chat.build(tmp_path))):
         assert verify_bundle(open_bundle(path), VerifySettings(), new_runner()).passed
         (bundles / name).symlink_to(path)
-    scripts = [block.text for block in blocks(DOCS / "benchmarking.md", "bash")]
+    scripts = [
+        block.text for page in ("benchmarking.md", "benchmarking-llm.md") for block in blocks(DOCS / page, "bash")
+    ]
     assert len(scripts) == 2
     for line in "".join(scripts).splitlines():
         if not line.startswith("trtkit "):

@@ -153,7 +153,7 @@ def test_what_cannot_be_compared_or_written_is_refused(bundle: Path, refuses: Ca
     assert refuses("bench", bundle, "--batch", 5, "-q") == (
         "--batch: no profile takes a batch of 5\nfix: give 1 to 4, or widen the profile and build again"
     )
-    assert refuses("bench", "nowhere", "-q", code=2).startswith("config `nowhere` not found\n")
+    assert refuses("bench", "nowhere", "-q", code=2).startswith("no bundle, config or model is called `nowhere`\n")
 
 
 def test_wrong_options_are_usage_errors(bundle: Path, trtkit: Run, workspace: Path) -> None:

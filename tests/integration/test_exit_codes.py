@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.conftest import TRTKIT
 from tests.support.bench_reports import timed, vision_report
 from tests.support.models import classifier, save
 from trtkit.benchmarking.report import report_text
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parents[2] / "docs/command-line.md"
 # 130 and 143 are those of test_interrupt.py.
-CODES = {0, 1, 2, 3, 4, 130, 143}
+CODES = {0, 1, 2, 3, 4, 130, 141, 143}
 
 
 @pytest.fixture
@@ -71,6 +72,14 @@ def test_help_and_docs_name_the_codes_that_are_tested(trtkit: Run) -> None:
 def test_codes(code: int, words: list[str], config: str, trtkit: Run) -> None:
     ran = trtkit(*words)
     assert (ran.code, "rror: " in ran.err) == (code, code in {1, 2})
+
+
+def test_a_reader_that_leaves_ends_a_command_quietly() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*TRTKIT, "list"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_regression(workspace: Path, trtkit: Run) -> None:

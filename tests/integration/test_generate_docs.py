@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Ran
 
-PAGES = ("generate.md", "speculation.md", "generation-settings.md")
+PAGES = ("generate.md", "generate-files.md", "generate-python.md", "speculation.md", "generation-settings.md")
 # The block that makes the real bundle, and asks it.
 MADE = """\
 trtkit build llama --set llm.logits=all

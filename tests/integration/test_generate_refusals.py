@@ -113,7 +113,8 @@ def test_nothing_to_answer_is_wrong_usage(tiny_bundle: Path, trtkit: Run) -> Non
 @pytest.mark.parametrize("command", [["generate", "--prompt", "a"], ["chat"], ["eval", "--perplexity", "t.txt"]])
 def test_only_language_models_are_taken(command: list[str], workspace: Path, trtkit: Run, refuses: Any) -> None:
     assert refuses(command[0], "nowhere", *command[1:]) == (
-        "nowhere: not a bundle: `manifest.json` is missing\nfix: give a folder that `trtkit build` wrote"
+        "nowhere: no such bundle\n"
+        "fix: `trtkit list` shows bundles and shipped configs; `trtkit build MODEL` builds a bundle"
     )
     save(classifier(batch=1), workspace / "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")

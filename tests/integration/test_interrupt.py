@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from PIL import Image
 
 from tests.conftest import tree
 from tests.support import models
@@ -84,6 +85,29 @@ def test_ctrl_c_or_terminate_while_preparing_ends_the_child_and_leaves_nothing(
     assert "Traceback" not in err
     assert workers_in(workspace) == []
     assert tree(workspace) == before
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "words"),
+    [(signal.SIGINT, 130, "cancelled"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_a_run_that_ends_early_says_that_its_pictures_stay(
+    workspace: Path, trtkit: Callable[..., Ran], start_trtkit: Start, sent: signal.Signals, code: int, words: str
+) -> None:
+    models.save(models.classifier(batch=1), workspace / "m.onnx")
+    (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\npreprocess: {}\ntask: {kind: classification}\n")
+    assert trtkit("build", "m.yaml").code == 0
+    pictures = workspace / "pictures"
+    pictures.mkdir()
+    for number in range(500):
+        Image.new("RGB", (16, 16)).save(pictures / f"{number}.png")
+    run = start_trtkit("run", "bundles/m", pictures, "--output", "drawn", "--predictions", "all.jsonl", "-q")
+    assert run.stdout is not None
+    assert run.stdout.readline()
+    run.send_signal(sent)
+    _, err = run.communicate(timeout=120)
+    assert (run.returncode, err) == (code, f"\n{words}: drawn keeps the answers so far\n")
+    assert not [path for path in tree(workspace) if "/." in path or path.startswith((".", "all.jsonl"))]
 
 
 def test_ctrl_c_while_tensorrt_builds_ends_the_child_and_leaves_nothing(workspace: Path, start_trtkit: Start) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support import models
+from tests.support.tiny_chat import save_model
 from trtkit.bundle.bundle import open_bundle
 
 if TYPE_CHECKING:
@@ -112,6 +113,14 @@ def test_a_model_is_built_where_its_bundle_is_needed(
     other.mkdir()
     shutil.copy(model, other)
     assert "`bundles/m` was built from another model" in refuses("run", "other/m.onnx", "a.npz")
+
+
+def test_a_models_own_limits_are_no_other_settings(trtkit: Callable[..., Ran], workspace: Path) -> None:
+    save_model(workspace / "chat")  # of fewer positions than slots have by default
+    words = ("generate", "./chat", "Hi", "--max-tokens", 1)
+    assert "building it with defaults" in trtkit(*words).err
+    ran = trtkit(*words)
+    assert (ran.code, "note:" in ran.err) == (0, False)
 
 
 def test_old_names_work_with_a_note(model: Path, trtkit: Callable[..., Ran]) -> None:

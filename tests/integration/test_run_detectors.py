@@ -222,9 +222,20 @@ def test_python_refuses_what_is_not_a_picture(workspace: Path, trtkit: Trtkit) -
         (workspace / "a.npz", "a .npz file is not a picture"),
         (b"GIF", "image0: not a readable image"),
         (3, "expected a picture or its path, got int"),
+        (io.BytesIO(b""), "expected a picture or its path, got BytesIO"),
     ]
     for item, error in refused:
         with pytest.raises(SourceError, match=error):
             list(model.predict(item))
     with pytest.raises(RequestError, match="conf: 25 is not between 0 and 1"):
         list(model.predict(np.zeros((8, 8, 3), np.uint8), conf=25))
+
+
+def test_a_picture_too_thin_to_be_scaled_is_named(workspace: Path, trtkit: Trtkit) -> None:
+    config = CLASSIFIER.replace("{resize: {exact: [16, 16]}}", "{resize: {shortest_edge: 16}, crop: [16, 16]}")
+    model = open_model(build(trtkit, workspace, config))
+    grey(workspace / "fine.png", 100)
+    Image.new("RGB", (9_000_000, 1)).save(workspace / "thin.png")
+    with pytest.raises(SourceError, match="an image of 9000000x1 pixels would be scaled to") as error:
+        list(model.predict([workspace / "fine.png", workspace / "thin.png"]))
+    assert error.value.where == "thin.png"

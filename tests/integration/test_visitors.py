@@ -81,7 +81,7 @@ def test_a_server_for_the_openai_client_then_manifests_for_a_cluster(tmp_path: P
     (tmp_path / "client.py").write_text(program.replace("8000", str(port)).replace('"none"', '"secret"'))
     save_smollm2_words(tmp_path / "published")
     serve = block_with("trtkit serve bundles/Llama").strip()
-    (deploy,) = [block.text for block in blocks(DOCS / "openai.md", "bash") if "--kubernetes" in block.text]
+    (deploy,) = [block.text for block in blocks(DOCS / "openai-production.md", "bash") if "--kubernetes" in block.text]
     name = "Llama-3.2-1B-Instruct"
     script = f"""
         trap 'kill $(jobs -p) 2> /dev/null; wait' EXIT

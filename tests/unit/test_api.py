@@ -123,7 +123,7 @@ def test_what_is_no_model_is_refused(workspace: Path) -> None:
         trtkit.load_config("empty")
     with pytest.raises(BundleError, match="not a bundle"):
         trtkit.verify("empty")
-    with pytest.raises(ConfigError, match="config `nothing` not found"):
+    with pytest.raises(ConfigError, match="no bundle, config or model is called `nothing`"):
         trtkit.build("nothing")
 
 

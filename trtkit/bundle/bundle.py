@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from trtkit.bundle.manifest import SCHEMA_VERSION, Manifest
-from trtkit.config.load import fetch_fix, file_kind, is_hub_id, shipped_configs
+from trtkit.config.load import fetch_fix, file_kind, is_hub_id, missing_fix, shipped_configs
 from trtkit.errors import BundleError, did_you_mean
 from trtkit.files import MANIFEST, QUANTIZED, read_text, replace_file, sha256_of
 from trtkit.network.record import NetworkRecord, record_from_json
@@ -201,9 +201,9 @@ def open_bundle(path: Bundle | Path | str) -> Bundle:
 def _no_bundle(path: Path) -> BundleError:
     """Return the error for a path without a manifest, which may be a config or a model that is not built yet."""
     name, built = str(path), Path("bundles")
-    by_suffix = file_kind(path)
-    kind = "config" if name in shipped_configs() or by_suffix == "config" else "model"
-    if kind == "config" or (by_suffix is not None and path.is_file()) or (path / "config.json").is_file():
+    by_suffix, is_shipped = file_kind(path), name in shipped_configs()
+    if is_shipped or (by_suffix is not None and path.is_file()) or (path / "config.json").is_file():
+        kind = "config" if is_shipped or by_suffix == "config" else "model"
         bundle = built / (path.stem if path.is_file() else path.name)
         fix = f"build it: `trtkit build {shlex.quote(name)}`"
         if is_bundle(bundle):
@@ -211,6 +211,8 @@ def _no_bundle(path: Path) -> BundleError:
         return BundleError(f"this is a {kind}, not a bundle", name, fix)
     if is_hub_id(name):
         return BundleError(f"not a bundle: `{MANIFEST}` is missing", name, fetch_fix(name))
+    if not path.exists():
+        return BundleError("no such bundle", name, missing_fix(name))
     siblings = (str(entry) for folder in (built, path.parent) for entry in folder.glob("*") if is_bundle(entry))
     hint = did_you_mean(name, [*shipped_configs(), *siblings])
     return BundleError(f"not a bundle: `{MANIFEST}` is missing", name, f"{hint}give a folder that `trtkit build` wrote")

@@ -109,7 +109,8 @@ def local_bundle(name: str, *, interface: Interface | None = None) -> str:
     if is_bundle_folder(name) or not is_model(name):
         return name
     config = local_config(local_model(name))
-    if interface is not None and resolve(config).interface != interface:
+    model = resolve(config)
+    if interface is not None and model.interface != interface:
         what = f"`{name}` is {'not a' if interface == 'tokens' else 'a'} language model"
         fix = "`run` and `deploy` are for other models" if interface == "tokens" else "see `trtkit generate`"
         raise ConfigError(what, [], fix)
@@ -122,7 +123,7 @@ def local_bundle(name: str, *, interface: Interface | None = None) -> str:
         if before.source != config.source:
             fix = f"give its path if it is the one; `{build} --output FOLDER` builds `{name}` elsewhere"
             raise BundleError(f"`{folder}` was built from another model than `{name}`", str(folder), fix)
-        if before != config:
+        if before not in (config, model.config):  # what the config leaves open is in the manifest
             say(f"note: `{folder}` has other settings than `{name}`; `{build}` would replace it")
         config = before
     from trtkit.builder.build import build_bundle

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from trtkit.cli.options import is_logged, run_options
+from trtkit.cli.options import Terminated, is_logged, run_options
 from trtkit.cli.visible import visible
 from trtkit.errors import TrtkitError
 from trtkit.extras import missing_package
@@ -56,6 +56,10 @@ COMMANDS = {name: text for group in GROUPS.values() for name, text in group.item
 _WIDEST = max(map(len, COMMANDS))
 
 
+class _UnreadError(Exception):
+    """A BrokenPipeError that click does not see; it would exit with 1."""
+
+
 class LazyGroup(click.Group):
     """A group that knows its commands' names and help without importing them."""
 
@@ -80,11 +84,21 @@ class LazyGroup(click.Group):
         commands = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
         return commands + click.Command.shell_complete(self, ctx, incomplete)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except BrokenPipeError as error:  # of --help
+            raise _UnreadError from error
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; if there is a log, record how the command ended."""
         try:
             return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _UnreadError from error
         except BaseException as stop:
+            if isinstance(stop, SystemExit) and isinstance(stop.__context__, BrokenPipeError):  # rich exits with 1
+                raise _UnreadError from stop
             if is_logged(ctx):
                 from trtkit.cli.logs import log_end
 
@@ -109,7 +123,7 @@ before or after the command. Results go to stdout, everything else to stderr.
 \b
 Exit codes: 0 done, 1 failed, 2 wrong usage or config, 3 out of tolerance
 (verify, check, plugins check), 4 a regression (bench diff), 130 cancelled,
-143 terminated."""
+141 the reader of a pipe is gone, 143 terminated."""
 
 
 # click's suggestions come from `commands`; `get_command` imports the real ones.
@@ -138,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _run(words)
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:
+    except (BrokenPipeError, _UnreadError):
         _leave_quietly()
 
 
@@ -156,6 +170,9 @@ def _run(words: list[str]) -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("cancelled: nothing was written", err=True)
         sys.exit(130)
+    except Terminated:
+        click.echo("terminated: nothing was written", err=True)
+        raise
     except (TrtkitError, ImportError) as error:
         problem = error if isinstance(error, TrtkitError) else missing_package(error)
         if problem is None:
@@ -174,15 +191,15 @@ def _usage_json(error: click.ClickException) -> str:
 
 def _terminate(_signal: int, _frame: object) -> None:
     """Exit like on any exception: children are ended, incomplete folders removed."""
-    click.echo("terminated: nothing was written", err=True)
-    sys.exit(128 + signal.SIGTERM)
+    raise Terminated
 
 
 def _leave_quietly() -> None:
-    """Exit because nobody reads the output; Python would complain again when it flushes at exit."""
-    sys.stdout = None
-    sys.stderr.close()
-    sys.exit(1)
+    """Exit as a program that SIGPIPE ends; Python would complain again when it flushes at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
+    sys.exit(128 + signal.SIGPIPE)
 
 
 def _show(error: TrtkitError, *, as_json: bool) -> None:

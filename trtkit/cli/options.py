@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import shlex
+import signal
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     from trtkit.report.page import PageOrigin
 
     Command = Callable[..., None]
+
+
+class Terminated(SystemExit):
+    """SIGTERM."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + signal.SIGTERM)
+
 
 # Keys in the context for options of a run, for the group and its commands.
 _QUIET, _VERBOSE, _LOGGED = "trtkit.quiet", "trtkit.verbose", "trtkit.logged"

@@ -14,7 +14,7 @@ import click
 from trtkit.cli.local_model import bundle_argument, local_bundle
 from trtkit.cli.model_options import output_option
 from trtkit.cli.options import json_option, quiet_option
-from trtkit.cli.serving_options import faults_by_flag, serving_option
+from trtkit.cli.serving_options import cancellable, faults_by_flag, serving_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,7 +102,12 @@ def command(
         model = open_model(local_bundle(bundle, interface="arrays"), runtime, weight_budget_gib=weight_budget_gib)
     options = PredictOptions(batch, top_k, every, Thresholds(conf, iou))
     started, count = time.monotonic(), 0
-    with _progress(is_shown=not (quiet or as_json)) as progress, contextlib.ExitStack() as open_files:
+    kept = f": {out} keeps the answers so far" if out is not None else ""
+    with (
+        cancellable(kept),
+        _progress(is_shown=not (quiet or as_json)) as progress,
+        contextlib.ExitStack() as open_files,
+    ):
         sinks = _sinks(model, files, out, predictions, open_files)
         task = progress.add_task("run", total=total)
         for answered in answer_files(model.bundle, model.run, files, options):

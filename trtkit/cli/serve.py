@@ -19,7 +19,7 @@ from trtkit.cli.options import GroupedCommand, grouped, is_verbose, json_option,
 from trtkit.cli.say import JSON_LOG, is_json, record, say, warn
 from trtkit.cli.serving_options import faults_by_flag, folders_by_name, serving_options, split_options
 from trtkit.cli.visible import echo
-from trtkit.errors import TrtkitError
+from trtkit.errors import DeployError, TrtkitError
 from trtkit.serving_options import API_KEY, serving_fields
 
 if TYPE_CHECKING:
@@ -196,21 +196,24 @@ def command(
     --quiet limits them to warnings and errors. --json prints one line once the models are loaded.
     """
     from trtkit.bundle.bundle import is_bundle
+    from trtkit.config.load import missing_fix
 
     # A repository's folder may be named like a shipped config.
     repositories = [path for path in paths if any(Path(path).glob("*/config.pbtxt")) and not is_bundle(Path(path))]
     is_one = not repositories and (len(paths) > 1 or is_bundle(Path(paths[0])) or is_model(paths[0]))
     if repositories and len(paths) > 1:
         raise click.UsageError(f"{repositories[0]} is a model repository, which is served alone")
-    _check_options(context, _OF_REPOSITORIES if is_one else _OF_BUNDLES, "a repository" if is_one else "a bundle")
-    server_options = {
-        name: options[name] for name in ("host", "http_port", *(_OF_BUNDLES if is_one else _OF_REPOSITORIES))
-    }
-    signal.signal(signal.SIGTERM, _interrupt)
     if log_format == "json" and is_verbose():
         raise click.UsageError("--log-format json and --verbose cannot be used together")
     log_as(log_format)
+    signal.signal(signal.SIGTERM, _interrupt)
     with errors_in_log():
+        if not is_one and not Path(paths[0]).exists():
+            raise DeployError("no such bundle, model or repository", paths[0], missing_fix(paths[0]))
+        _check_options(context, _OF_REPOSITORIES if is_one else _OF_BUNDLES, "a repository" if is_one else "a bundle")
+        server_options = {
+            name: options[name] for name in ("host", "http_port", *(_OF_BUNDLES if is_one else _OF_REPOSITORIES))
+        }
         if is_one:
             serve_bundles(paths, server_options, as_json=as_json, quiet=quiet)
         else:
@@ -257,7 +260,6 @@ def _find_server(path: str | None, repository: Path) -> ServerFiles:
     from trtkit.deployment.triton.elsewhere import container_facts, docker_command
     from trtkit.deployment.triton.repository_check import read_repository
     from trtkit.deployment.triton.server_files import find_server
-    from trtkit.errors import DeployError
 
     try:
         return find_server(path)
@@ -273,7 +275,6 @@ def _options(repository: Path, files: ServerFiles, load: tuple[str, ...], option
     """Check the repository and return the serving options. Raises ProblemsError, DeployError."""
     from trtkit.deployment.triton.local_server import ServeOptions
     from trtkit.deployment.triton.repository_check import check_repository, needed_flags, remove_bytecode
-    from trtkit.errors import DeployError
 
     mode = options["control_mode"]
     endpoints = _endpoints(options)
@@ -308,7 +309,6 @@ def _serve(server: LocalServer, *, as_json: bool) -> None:
     """Wait for the models to load, print the result, and wait for the end. Raises DeployError if the server exits."""
     from trtkit.deployment.triton.compatibility import newer_server, server_warning
     from trtkit.deployment.triton.endpoints import server_version
-    from trtkit.errors import DeployError
 
     endpoints, files = server.options.endpoints, server.files
     say(f"starting {files.binary} ({files.origin})")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.options import grouped
+from trtkit.cli.options import Terminated, grouped
 from trtkit.cli.say import say, warn
 from trtkit.serving_options import ServingOptions, default_of, flag_of, help_of, option_of, serving_fields
 
@@ -118,13 +118,16 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 @contextlib.contextmanager
-def cancellable() -> Iterator[None]:
-    """Let Ctrl-C end a streaming command with a message; output so far is kept."""
+def cancellable(kept: str = "") -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end a command with a message; output so far is kept. kept: says where it is."""
     try:
         yield
     except KeyboardInterrupt:
-        click.echo("\ncancelled", err=True)
+        click.echo(f"\ncancelled{kept}", err=True)
         sys.exit(CANCELLED)
+    except Terminated as stop:
+        click.echo(f"\nterminated{kept}", err=True)
+        sys.exit(stop.code)
 
 
 @contextlib.contextmanager

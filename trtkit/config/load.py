@@ -67,11 +67,18 @@ def find_config(name: str) -> Path:
         return shipped
     if is_hub_id(name):
         raise ConfigError(f"config `{name}` not found", [], fetch_fix(name))
-    raise ConfigError(
-        f"config `{name}` not found",
-        [Problem("neither a file nor a shipped config")],
-        fix=f"{_near(name)}give the path of a YAML file, or the name of a shipped config; all: `trtkit list`",
-    )
+    if file_kind(name) != "config":
+        raise ConfigError(f"no bundle, config or model is called `{name}`", [], missing_fix(name))
+    fix = f"{_near(name)}give the path of a YAML file, or the name of a shipped config; all: `trtkit list`"
+    raise ConfigError(f"config `{name}` not found", [Problem("neither a file nor a shipped config")], fix)
+
+
+def missing_fix(name: str) -> str:
+    """Return the fix for a path that does not exist where a bundle or a model is expected."""
+    word = Path(name).name
+    if Path(name).parent == Path("bundles") and word in shipped_configs():
+        return f"build it: `trtkit build {word}`"
+    return f"{_near(name)}`trtkit list` shows bundles and shipped configs; `trtkit build MODEL` builds a bundle"
 
 
 def file_kind(path: str | Path) -> str | None:
@@ -101,7 +108,7 @@ def model_name(path: Path) -> str:
 
 def _near(name: str) -> str:
     """Return a "did you mean" text for a missing path: shipped configs, and models or bundles in its folder."""
-    siblings = Path(name).expanduser().parent.glob("*")
+    siblings = Path(name).expanduser().parent.glob("*") if name else ()
     models = [str(path) for path in siblings if file_kind(path) is not None or (path / MANIFEST).is_file()]
     return did_you_mean(name, [*shipped_configs(), *models])
 

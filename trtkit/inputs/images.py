@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.errors import SourceError
+from trtkit.errors import AGAIN, DATA_ERRORS, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 _GREY = 114
+IMAGE = "image"
+"""Where an error is, if the image has no name."""
 _FIX = "give a PNG or JPEG file"
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 """Formats that Pillow may decode. Others are rare, and one of them, PostScript, runs an external program."""
@@ -63,9 +65,21 @@ def decode_image(data: bytes, name: str) -> Image.Image:
 
 
 def _opened(file: Path | io.BytesIO, name: str, fix: str) -> Image.Image:
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     with _reading(name, fix), Image.open(file, formats=FORMATS) as image:
+        return upright_rgb(image, name)
+
+
+def upright_rgb(image: Image.Image, name: str) -> Image.Image:
+    """Return `image` as upright RGB. Raises SourceError if it has several frames or its value range is unknown."""
+    from PIL import ImageOps
+
+    with _reading(name, _FIX):
+        count = getattr(image, "n_frames", 1)
+        if count > 1 and image.format != "MPO":  # a JPEG of a camera: the others are previews
+            parts = "pages" if image.format == "TIFF" else "frames"
+            raise SourceError(f"an image of {count} {parts}", name, "give each as a file of its own, or a video")
         return _in_eight_bits(ImageOps.exif_transpose(image), name)
 
 
@@ -79,7 +93,11 @@ def _reading(name: str, fix: str) -> Iterator[None]:
     except UnidentifiedImageError:
         what = f"not a readable image: its format is none of {', '.join(FORMATS)}"
         raise SourceError(what, name, fix) from None
-    except (Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
+    except Image.DecompressionBombError:
+        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        raise SourceError(f"an image of more than {limit} pixels", name, "scale it down") from None
+    except (EOFError, OSError, SyntaxError, *DATA_ERRORS) as error:
+        fix = AGAIN if "truncated" in str(error).lower() else fix
         raise SourceError(f"not a readable image: {error}", name, fix) from None
 
 
@@ -107,7 +125,7 @@ def image_input(image: Image.Image, preprocess: Preprocess) -> Array:
     width, height = _scaled_size(image.size, preprocess)
     if width * height > MAX_PIXELS:
         what = f"an image of {image.width}x{image.height} pixels would be scaled to {width}x{height}"
-        raise SourceError(what, "image", f"give one whose sides are more alike; {MAX_PIXELS} pixels are the limit")
+        raise SourceError(what, IMAGE, f"give one whose sides are more alike; {MAX_PIXELS} pixels are the limit")
     scaled = image.resize((width, height), Image.Resampling[preprocess.filter.upper()])
     if preprocess.resize is not None and preprocess.resize.letterbox is not None:
         scaled = _letterboxed(scaled, *preprocess.resize.letterbox)

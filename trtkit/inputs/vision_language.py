@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from trtkit.errors import DATA_ERRORS, GenerationError, RequestError, SourceError
-from trtkit.inputs.images import read_image
+from trtkit.inputs.images import read_image, upright_rgb
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -168,11 +168,11 @@ def _opened(source: Any) -> tuple[Image.Image, str]:
     """Return an RGB image and its name in errors."""
     from PIL import Image
 
-    if isinstance(source, Image.Image):
-        return source.convert("RGB"), "images"
-    if not isinstance(source, (str, Path)):
+    if not isinstance(source, (str, Path, Image.Image)):
         raise RequestError(f"an image cannot be a {type(source).__name__}", "images", "give a path or a PIL image")
     try:
+        if isinstance(source, Image.Image):
+            return upright_rgb(source, "images"), "images"
         return read_image(Path(source)), str(source)
     except SourceError as error:
         raise RequestError(error.what, error.where, error.fix) from None

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from trtkit.report.tables import (
     Cell,
@@ -203,7 +204,10 @@ def _corners(corners: Sequence[Corner]) -> Table:
     for corner in corners:
         shapes = "; ".join(f"{name} {shape_text(shape)}" for name, shape in corner.shapes.items())
         error = "" if corner.relative_rms_error == math.inf else _error(corner.relative_rms_error)
-        rows.append((corner.name, shapes, error, _verdict(corner)))
+        verdict = _verdict(corner)
+        if corner.outputs:
+            verdict = replace(verdict, text=f"{', '.join(corner.outputs)}: {verdict.text}")
+        rows.append((corner.name, shapes, error, verdict))
     return Table("profile corners", (*named("corner", "shapes"), *numbers("relative RMS error"), Column("")), rows)
 
 

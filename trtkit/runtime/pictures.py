@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import SourceError
-from trtkit.inputs.images import check_image, decode_image, read_image
+from trtkit.inputs.images import check_image, decode_image, read_image, upright_rgb
 from trtkit.inputs.samples import IMAGES
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def as_items(items: object) -> Iterable[object]:
     """Return several items unchanged, and a single one in a list."""
     from PIL import Image
 
-    is_one = isinstance(items, str | bytes | bytearray | Path | Image.Image)
+    is_one = isinstance(items, str | bytes | bytearray | Path | Image.Image | io.IOBase)
     is_one = is_one or (isinstance(items, np.ndarray) and items.ndim < 4)
     if is_one or not isinstance(items, Iterable):
         return [items]
@@ -87,7 +88,7 @@ def read_pictures(items: Iterable[object], every: int = 1) -> Iterator[Picture]:
                 for file in _files(Path(item)):
                     yield from _of_file(file, every)
             case Image.Image():
-                yield Picture(f"image{index}", item.convert("RGB"))
+                yield Picture(f"image{index}", upright_rgb(item, f"image{index}"))
             case np.ndarray():
                 yield Picture(f"image{index}", _of_array(item))
             case bytes() | bytearray():
@@ -123,7 +124,8 @@ def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise SourceError("no such file", str(path), "check the path")
+        is_url = path.parts[:1] in [("http:",), ("https:",)]
+        raise SourceError("no such file", str(path), "download it first" if is_url else "check the path")
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in IMAGES | VIDEOS)
     if not files:
         raise SourceError("the folder holds no pictures and no videos", str(path), f"give {_PICTURES}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import SourceError
-from trtkit.inputs.images import PicturePlacement, input_size, placement
+from trtkit.inputs.images import IMAGE, PicturePlacement, input_size, placement
 from trtkit.inputs.samples import Sample, check_samples, picture_input, read_npz
 from trtkit.runtime.drawing import draw
 from trtkit.runtime.pictures import ARRAYS, TEXTS, Picture, read_pictures
@@ -168,9 +168,14 @@ def answer_pictures(
             yield picture.image
 
     def answered() -> Iterator[Answered]:
-        for answer in predictor(images()):
-            picture = running.popleft()
-            yield Answered(picture.name, answer, picture)
+        try:
+            for answer in predictor(images()):
+                picture = running.popleft()
+                yield Answered(picture.name, answer, picture)
+        except SourceError as error:
+            if error.where != IMAGE:
+                raise
+            raise SourceError(error.what, running[-1].name, error.fix) from None  # the one that was read last
 
     return answered()
 

@@ -77,12 +77,14 @@ class AnswerFolder(_Files):
         if drawn is not None and frame is not None:
             self._video(frame, drawn).write(drawn, frame.seconds)
         elif drawn is not None:
-            drawn.save(self._folder / (name if Path(name).suffix.lower() in IMAGES else f"{name}.png"))
+            _save(drawn, self._folder / (name if Path(name).suffix.lower() in IMAGES else f"{name}.png"))
         match answered.answer:
             case ClassMap(ids=array) | DepthMap(values=array) | Embedding(vector=array):
-                np.save(self._folder / f"{name}.npy", array)
+                with replacing(self._folder / f"{name}.npy") as file:
+                    np.save(file, array)
             case Outputs(outputs=outputs):
-                np.savez(self._folder / f"{name}.npz".replace(".npz.npz", ".npz"), **_portable(outputs))
+                with replacing(self._folder / f"{name}.npz".replace(".npz.npz", ".npz")) as file:
+                    np.savez(file, **_portable(outputs))
             case _:
                 pass
 
@@ -199,6 +201,13 @@ def coco_box(corners: tuple[float, float, float, float]) -> list[float]:
     """Return corners in COCO's form: x, y, width, height."""
     x1, y1, x2, y2 = corners
     return [round(value, 3) for value in (x1, y1, x2 - x1, y2 - y1)]
+
+
+def _save(picture: Image.Image, path: Path) -> None:
+    from PIL import Image
+
+    with replacing(path) as file:
+        picture.save(file, Image.registered_extensions()[path.suffix.lower()])
 
 
 @contextlib.contextmanager

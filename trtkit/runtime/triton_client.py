@@ -85,7 +85,9 @@ def parse_url(url: str, protocol: Protocol | None = None) -> Address:
 
 def _openai_server(url: str) -> DeployError:
     what = f"`{url}` is an OpenAI-compatible server; trtkit measures a bundle here, or Triton servers"
-    return DeployError(what, fix="measure it with AIPerf, as docs/openai.md shows, or give the bundle without `--url`")
+    return DeployError(
+        what, fix="measure it with AIPerf, as docs/openai-production.md shows, or give the bundle without `--url`"
+    )
 
 
 class Client:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from trtkit.errors import SourceError, reader
+from trtkit.errors import SourceError, reader, reading
 from trtkit.sources import package_file
 from trtkit.sources.checkpoint import Checkpoint
 from trtkit.sources.gguf.config import family_of, hf_config
@@ -70,6 +70,20 @@ def open_decoder_source(source: Source, *, keep_quantized: bool = False) -> Deco
         return open_trtllm(package_file.resolve(source.trtllm))
     assert source.hf is not None
     return open_hf_folder(package_file.resolve(str(package_file.hf_folder(source))))
+
+
+def decoder_fields(source: Source) -> Mapping[str, object]:
+    """Return what a GGUF file or a TensorRT-LLM checkpoint says of its model, as fields of a config.json.
+
+    Those of a checkpoint are named as TensorRT-LLM does. Raises SourceError, ProblemsError.
+    """
+    if source.gguf is None:
+        assert source.trtllm is not None
+        return read_json(package_file.resolve(source.trtllm) / "config.json")
+    path = package_file.resolve(source.gguf, source.requires)
+    with reading(str(path)):
+        file = read_gguf(path)
+        return hf_config(file, family_of(file))
 
 
 @reader

@@ -306,7 +306,8 @@ def _hub_error(hub_id: str, error: Exception, folder: Path | None = None) -> Sou
         return SourceError(f"the hub refuses access ({status})", hub_id, "`hf auth login`, or set HF_TOKEN")
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     reason = re.sub(r"^\[Errno -?\d+\] ", "", reason)
-    return SourceError(f"cannot be downloaded: {reason}", hub_id, _elsewhere(hub_id, folder))
+    fix = f"{_elsewhere(hub_id, folder)}; for a folder here, check its path"
+    return SourceError(f"cannot be downloaded: {reason}", hub_id, fix)
 
 
 def _status(error: BaseException | None) -> int | None:

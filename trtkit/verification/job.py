@@ -148,14 +148,21 @@ def _corners(verifier: Verifier, real: Sample | None, report: Listener) -> list[
     results = []
     for index, (name, inputs) in enumerate(shapes):
         report(Progress("profile corners", index, len(shapes)))
-        if real is None:
-            sample = random_sample(name, inputs, verifier.config, verifier.inputs)
-        else:
-            sample = wrapped_sample(name, inputs, real)
+        try:
+            if real is None:
+                sample = random_sample(name, inputs, verifier.config, verifier.inputs)
+            else:
+                sample = wrapped_sample(name, inputs, real)
+        except MemoryError:
+            results.append(Corner(name, inputs, False, math.inf, problem=_MEMORY))
+            continue
         results.append(_corner(verifier, sample, inputs))
         if name.split()[-2] == "random" and results[-1].problem and not has_units:
             results[-1] = replace(results[-1], problem=f"{results[-1].problem}; {_UNITS}")
     return results
+
+
+_MEMORY = "inputs of these shapes do not fit in memory; fix: lower the profile's max, or leave corners out"
 
 
 def _corner(verifier: Verifier, sample: Sample, shapes: Shapes) -> Corner:
@@ -167,7 +174,9 @@ def _corner(verifier: Verifier, sample: Sample, shapes: Shapes) -> Corner:
     except Exception as error:  # ONNX Runtime and torch raise their own kinds
         problem = f"the reference cannot run it: {str(error).strip().splitlines()[0]}"
         return Corner(sample.name, shapes, False, math.inf, problem=problem)
-    return corner(sample.name, shapes, worst(list(verifier.compared(ours, theirs).values())), verifier.limits)
+    compared = verifier.compared(ours, theirs)
+    outside = [name for name, output in compared.items() if not output.is_within(verifier.limits)]
+    return replace(corner(sample.name, shapes, worst(list(compared.values())), verifier.limits), outputs=tuple(outside))
 
 
 def corner(name: str, shapes: Shapes, compared: Comparison, limits: ComparisonLimits) -> Corner:

@@ -104,7 +104,10 @@ class PartOutput(Comparison):
 
 @dataclass(frozen=True)
 class Corner:
-    """A run at the shapes of a profile corner, or in chunks or slots. relative_rms_error: infinite if it failed."""
+    """A run at the shapes of a profile corner, or in chunks or slots.
+
+    relative_rms_error: the worst output's; infinite if the run failed. outputs: those that are out of tolerance.
+    """
 
     name: str
     shapes: dict[str, tuple[int, ...]]
@@ -112,6 +115,7 @@ class Corner:
     relative_rms_error: float
     worst_slice: WorstSlice | None = None
     problem: str = ""
+    outputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

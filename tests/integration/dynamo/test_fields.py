@@ -121,10 +121,10 @@ def test_stop_strings_with_ignore_eos_are_ignored_as_the_docs_say(served: Served
     stop = text[len(text) // 2]
     assert answer(served, "completions", max_tokens=8, stop=[stop])[1] == [text[: text.index(stop)]]
     assert answer(served, "completions", max_tokens=8, stop=[stop], ignore_eos=True)[1] == [text]
-    assert "drops `stop` when `ignore_eos` is set" in " ".join((ROOT / "docs/openai.md").read_text().split())
+    assert "drops `stop` when `ignore_eos` is set" in " ".join((ROOT / "docs/openai-fields.md").read_text().split())
 
 
 def test_the_docs_list_them_all() -> None:
-    lines = (ROOT / "docs/openai.md").read_text().splitlines()
+    lines = (ROOT / "docs/openai-fields.md").read_text().splitlines()
     for fields in (BOTH, CHAT, COMPLETIONS):
         assert not set(table(fields)) - set(lines), "\n".join(table(fields))

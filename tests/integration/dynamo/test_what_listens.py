@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.support.dynamo import Served
 
-OPENAI = Path(__file__).parents[3] / "docs" / "openai.md"
+OPENAI = Path(__file__).parents[3] / "docs" / "openai-production.md"
 ADAPTER = {"lora_name": MODEL, "source": {"uri": "file:///tmp"}}
 
 

@@ -58,7 +58,7 @@ def test_log_file_is_appended_to_and_has_errors_and_codes(trtkit: Run, workspace
     kept, *lines = (workspace / "run.log").read_text().splitlines()
     assert kept == "kept"
     errors = [line.partition("ERROR   trtkit: ")[2] for line in lines if " ERROR " in line]
-    assert errors[:2] == ["config `nope` not found", "nope.onnx: no such file"]
+    assert errors[:2] == ["no bundle, config or model is called `nope`", "nope.onnx: no such file"]
     assert "`x`" in errors[2]
 
 

@@ -51,6 +51,13 @@ def test_an_error_that_ends_the_command_is_in_the_log(trtkit: Callable[..., obje
     assert fields["message"].startswith("models: no models: no folder has a `config.pbtxt`\nfix: ")
 
 
+def test_a_path_that_does_not_exist_is_no_repository(trtkit: Callable[..., object], workspace: Path) -> None:
+    for words in ([], ["--replicas", "2"]):  # an option of bundles is no mistake here
+        ran = trtkit("serve", "bundles/resnet50", *words)
+        error = "bundles/resnet50: no such bundle, model or repository\nfix: build it: `trtkit build resnet50`"
+        assert (ran.code, ran.err) == (1, f"error: {error}\n")
+
+
 def test_two_forms_at_once_are_refused(trtkit: Callable[..., object], workspace: Path) -> None:
     ran = trtkit("serve", "models", "--log-format", "json", "--verbose")
     assert ran.code == 2
@@ -73,6 +80,7 @@ def test_a_key_is_for_language_models(
 ) -> None:
     """Triton would serve without asking for it."""
     monkeypatch.setenv("TRTKIT_API_KEY", "secret")
+    (workspace / "models").mkdir()
     ran = trtkit("serve", "models")
     assert ran.code == 2
     assert "--api-key is for a bundle: unset TRTKIT_API_KEY, or put a proxy before Triton" in ran.err

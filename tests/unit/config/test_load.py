@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from trtkit.bundle.bundle import open_bundle
 from trtkit.config import load_config, load_target, shipped_configs, shipped_targets
 from trtkit.config.llm import LlmOptions
 from trtkit.config.load import config_for_source, find_model_config
 from trtkit.config.schema import DimRange, ShapeRange
-from trtkit.errors import ConfigError
+from trtkit.errors import BundleError, ConfigError
 
 IMAGES = {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {}}
 TWO_LINES = "source:\n  onnx: model.onnx\n"
@@ -100,15 +101,36 @@ def test_a_file_here_wins_over_a_shipped_config(workspace: Path) -> None:
     assert load_config("resnet50.yaml").source.onnx == str(workspace / "model.onnx")
 
 
-@pytest.mark.parametrize("name", ["nowhere", "no/where.yaml", "", ".", "/"])
-def test_an_unknown_config_says_what_lists_the_shipped_ones(name: str, workspace: Path) -> None:
+def test_an_unknown_config_says_what_lists_the_shipped_ones(workspace: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(name)
+        load_config("no/where.yaml")
     assert str(caught.value) == (
-        f"config `{name}` not found\n"
+        "config `no/where.yaml` not found\n"
         "  neither a file nor a shipped config\n"
         "fix: give the path of a YAML file, or the name of a shipped config; all: `trtkit list`"
     )
+
+
+@pytest.mark.parametrize("name", ["nowhere", "bundles/nowhere", "/nowhere", "", ".", "/"])
+def test_a_missing_bundle_or_model_says_what_lists_and_builds_them(name: str, workspace: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(name)
+    assert str(caught.value) == (
+        f"no bundle, config or model is called `{name}`\n"
+        "fix: `trtkit list` shows bundles and shipped configs; `trtkit build MODEL` builds a bundle"
+    )
+
+
+def test_a_missing_bundle_names_a_near_one_and_what_builds_it(workspace: Path) -> None:
+    (workspace / "bundles" / "classifier").mkdir(parents=True)
+    (workspace / "bundles" / "classifier" / "manifest.json").write_text("{}")
+    with pytest.raises(BundleError) as caught:
+        open_bundle("bundles/clasifier")
+    assert caught.value.what == "no such bundle"
+    assert caught.value.fix.startswith("did you mean `bundles/classifier`? ")
+    with pytest.raises(BundleError) as caught:
+        open_bundle("bundles/resnet50")
+    assert str(caught.value) == "bundles/resnet50: no such bundle\nfix: build it: `trtkit build resnet50`"
 
 
 def test_a_hub_id_names_the_command_that_fetches_it(workspace: Path) -> None:
@@ -137,7 +159,8 @@ def test_keys_and_paths_that_cannot_be_are_refused(text: str, what: str, workspa
 
 @pytest.mark.parametrize("name", ["resnet50.yml", "resnet", "resmet50", "mine/resnet50.yaml"])
 def test_unknown_config_suggests_a_name(name: str, workspace: Path) -> None:
-    with pytest.raises(ConfigError, match=r"fix: did you mean `resnet50`\? give the path of a YAML file"):
+    fix = "give the path of a YAML file" if "." in name else "`trtkit list` shows"
+    with pytest.raises(ConfigError, match=rf"fix: did you mean `resnet50`\? {fix}"):
         load_config(name)
 
 

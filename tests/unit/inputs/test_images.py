@@ -18,6 +18,7 @@ from transformers.models.vit import ViTImageProcessorPil
 from trtkit.config.task import Preprocess, Resize
 from trtkit.errors import SourceError
 from trtkit.inputs.images import FORMATS, decode_image, image_input, placement, read_image
+from trtkit.runtime.pictures import read_pictures
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -159,7 +160,54 @@ def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "TIFF"])
+@pytest.mark.parametrize(
+    ("kind", "parts"), [("GIF", "frames"), ("PNG", "frames"), ("WEBP", "frames"), ("TIFF", "pages")]
+)
+def test_an_image_of_several_is_refused(kind: str, parts: str, tmp_path: Path) -> None:
+    """Its first frame would be answered as if it were the whole."""
+    path = tmp_path / "image"
+    noise(20, 20).save(path, kind, save_all=True, append_images=[noise(20, 20).transpose(Image.Transpose.ROTATE_90)])
+    with pytest.raises(SourceError) as error:
+        read_image(path)
+    assert str(error.value) == f"{path}: an image of 2 {parts}\nfix: give each as a file of its own, or a video"
+
+
+def test_the_preview_in_a_cameras_file_is_no_second_image(tmp_path: Path) -> None:
+    noise(20, 20).save(tmp_path / "a.jpg", "MPO", save_all=True, append_images=[noise(4, 4)])
+    with Image.open(tmp_path / "a.jpg") as stored:
+        assert stored.format == "MPO"
+    assert read_image(tmp_path / "a.jpg").size == (20, 20)
+
+
+def test_an_image_that_ends_early_or_is_too_large_says_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise(20, 20).save(tmp_path / "a.jpg")
+    (tmp_path / "a.jpg").write_bytes((tmp_path / "a.jpg").read_bytes()[:-200])
+    with pytest.raises(SourceError, match="not a readable image: image file is truncated") as error:
+        read_image(tmp_path / "a.jpg")
+    assert error.value.fix == "copy or download the file again"
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    noise(20, 20).save(tmp_path / "b.png")
+    with pytest.raises(SourceError) as error:
+        read_image(tmp_path / "b.png")
+    assert str(error.value) == f"{tmp_path}/b.png: an image of more than 200 pixels\nfix: scale it down"
+
+
+def test_an_open_image_is_read_like_its_file(tmp_path: Path) -> None:
+    levels = np.arange(400, dtype=np.uint16).reshape(20, 20) * 160
+    Image.fromarray(levels).save(tmp_path / "wide.png")
+    turned = noise(20, 10).getexif()
+    turned[0x112] = 6
+    noise(20, 10).save(tmp_path / "turned.png", exif=turned)
+    for name in ("wide.png", "turned.png"):
+        with Image.open(tmp_path / name) as image:
+            (picture,) = read_pictures([image])
+        assert picture.image == read_image(tmp_path / name)
+    assert picture.image.size == (10, 20)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "TIFF", "GIF", "WEBP"])
 def test_a_damaged_image_is_read_or_refused_but_never_fails_otherwise(tmp_path: Path, kind: str) -> None:
     buffer, path = BytesIO(), tmp_path / "image"
     noise(20, 20).save(buffer, kind)

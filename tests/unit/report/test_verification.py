@@ -52,6 +52,11 @@ def test_every_value_stands_in_a_table() -> None:
     assert {"1.00e-03", "5.00e-01", "0.99900000", "inf", "1e+06", "25.0%"} <= set(page.cells)
 
 
+def test_a_corner_names_the_outputs_that_are_out_of_tolerance() -> None:
+    wrong = Corner("profile 0 max", {"x": (8, 3)}, False, 0.5, WorstSlice(1, 17, 0.98), outputs=("boxes", "scores"))
+    assert "boxes, scores: axis 1, index 17: 9.8e-01" in page_of(report(corners=(wrong,))).cells
+
+
 def test_the_title_has_the_verdict_and_the_end_says_where_figures_come_from() -> None:
     for passed in (True, False):
         one = report(passed=passed)

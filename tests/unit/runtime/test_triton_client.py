@@ -39,7 +39,7 @@ def test_an_openai_server_names_what_measures_it(url: str) -> None:
         parse_url(url)
     assert str(error.value) == (
         f"`{url}` is an OpenAI-compatible server; trtkit measures a bundle here, or Triton servers\n"
-        "fix: measure it with AIPerf, as docs/openai.md shows, or give the bundle without `--url`"
+        "fix: measure it with AIPerf, as docs/openai-production.md shows, or give the bundle without `--url`"
     )
 
 
@@ -129,5 +129,5 @@ def test_an_openai_server_without_v1_in_its_address_names_what_measures_it() -> 
         client.version()
     assert str(error.value) == (
         f"`http://{target}` is an OpenAI-compatible server; trtkit measures a bundle here, or Triton servers\n"
-        "fix: measure it with AIPerf, as docs/openai.md shows, or give the bundle without `--url`"
+        "fix: measure it with AIPerf, as docs/openai-production.md shows, or give the bundle without `--url`"
     )

@@ -216,4 +216,5 @@ def test_a_fault_of_large_batches_shows_at_their_corner_only(tmp_path: Path) -> 
     assert passed["profile 0 min"]
     assert passed["profile 0 opt"]
     assert not passed["profile 0 max"]
+    assert {corner.name: corner.outputs for corner in found.corners}["profile 0 max"] == ("y",)
     assert found.passed is False
