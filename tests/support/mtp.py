@@ -154,8 +154,8 @@ NAMES = {
 class Module(nn.Module):
     """An MTP module. model: of transformers, whose last layer is the module's.
 
-    swaps: whether the hidden state comes first in the joined vector. A mistake to plant: `chains_raw`, the next guess is
-    made from the hidden state before the last norm.
+    swaps: whether the hidden state comes first in the joined vector. A mistake to plant: `chains_raw`, the next
+    guess is made from the hidden state before the last norm.
     """
 
     def __init__(self, model: Any) -> None:

@@ -80,7 +80,9 @@ class MtpReference:
         x = last(self._layer(x, position_embeddings=turned, attention_mask=mask, position_ids=positions)[0])
         return torch.nn.functional.linear(x, self._lm_head), x
 
-    def _turned_and_masked(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[Any, torch.Tensor]:
+    def _turned_and_masked(
+        self, x: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
         """Return rotary embeddings and the mask of the layer's type."""
         from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
