@@ -33,7 +33,16 @@ FAMILIES = [
     "glm4_moe",
     *(
         pytest.param(name, marks=pytest.mark.slow)
-        for name in ("deepseek_v3", "exaone_moe", "glm4_moe_lite", "mellum", "mimo", "mimo_v2_flash", "qwen3_next")
+        for name in (
+            "deepseek_v3",
+            "exaone_moe",
+            "glm4_moe_lite",
+            "mellum",
+            "mimo",
+            "mimo_v2_flash",
+            "qwen3_5_text",
+            "qwen3_next",
+        )
     ),
 ]
 STEPS = {
@@ -44,6 +53,7 @@ STEPS = {
     "mellum": 22,
     "mimo": 22,
     "mimo_v2_flash": 22,
+    "qwen3_5_text": 12,
     "qwen3_next": 12,
 }
 """Of training: so few that some guesses are wrong."""

@@ -34,6 +34,14 @@ SHARED = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+DELTA = {
+    "head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+}
 SIZES: dict[str, dict[str, Any]] = {
     "glm4_moe": {
         **SHARED,
@@ -85,6 +93,14 @@ SIZES: dict[str, dict[str, Any]] = {
         "linear_num_key_heads": 4,
         "linear_num_value_heads": 8,
     },
+    "qwen3_5_text": {**SHARED, **DELTA},
+    "qwen3_5_moe_text": {
+        **{name: size for name, size in SHARED.items() if name != "intermediate_size"},
+        **EXPERTS,
+        **DELTA,
+        "num_experts": 5,
+        "shared_expert_intermediate_size": 52,
+    },
     "exaone_moe": {
         **SHARED,
         **EXPERTS,
@@ -115,6 +131,7 @@ TYPES: dict[str, dict[str, list[str]]] = {
     "mellum": {"layer_types": [_FULL, _SLIDING, _SLIDING], "mlp_layer_types": ["dense", "sparse", "sparse"]},
     "mimo": {"layer_types": [_FULL] * 3},
     "mimo_v2_flash": {"layer_types": [_FULL, _SLIDING, _SLIDING], "mlp_layer_types": ["dense", "sparse", "dense"]},
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), {"layer_types": ["linear_attention", _FULL, _FULL]}),
     "qwen3_next": {"layer_types": ["linear_attention", _FULL, _FULL]},
 }
 """Types of a model's two layers and of the module's."""
@@ -147,7 +164,7 @@ NAMES = {
         ("post_attention_layernorm", "pre_mlp_layernorm"),
         None,
     ),
-    "qwen3_next": replace(_QWEN, count=None),
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), replace(_QWEN, count=None)),
 }
 
 
@@ -166,7 +183,9 @@ class Module(nn.Module):
         self.projection = nn.Linear(2 * size, size, bias=False)
         self.layer = model.model.layers[-1]
         self.shared = {"table": model.model.embed_tokens, "head": model.lm_head, "rotary": model.model.rotary_emb}
-        self.config, self.kind = model.config, (getattr(model.config, "layer_types", None) or [_FULL])[-1]
+        self.config = model.config
+        self.types = {name: getattr(model.config, name)[-1] for name in TYPES.get(model.config.model_type, {})}
+        self.kind = self.types.get("layer_types", _FULL)
         self.swaps, self.chains_raw = model.config.model_type == "mimo", False
 
     def forward(self, ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,7 +234,7 @@ def new_pair(model_type: str, layers: int = 2, **changes: Any) -> Pair:
     for part in (model, module):
         tensors = [*part.named_parameters(), *(each for each in part.named_buffers() if "score_correction" in each[0])]
         for name, weight in tensors:
-            is_matrix, is_gain = weight.dim() > 1, "norm" in name and model_type != "qwen3_next"
+            is_matrix, is_gain = weight.dim() > 1, "norm" in name and not model_type.startswith("qwen")
             deviation = 1.5 * weight.shape[-1] ** -0.5 if is_matrix else 0.3
             nn.init.normal_(weight, float(is_gain and not is_matrix), deviation)
     pair = Pair(model, module)
@@ -228,9 +247,9 @@ def _resize(pair: Pair, change: int) -> None:
     layers, config = pair.model.model.layers, pair.model.config
     pair.model.model.layers = layers[:-1] if change < 0 else nn.ModuleList([*layers, pair.module.layer])
     config.num_hidden_layers += change
-    for name, kinds in TYPES.get(config.model_type, {}).items():
+    for name, kind in pair.module.types.items():
         types = getattr(config, name)
-        setattr(config, name, types[:-1] if change < 0 else [*types, kinds[2]])
+        setattr(config, name, types[:-1] if change < 0 else [*types, kind])
 
 
 def save(folder: Path, pair: Pair, *, repeats_shared: bool = False) -> Path:
@@ -259,8 +278,10 @@ def save(folder: Path, pair: Pair, *, repeats_shared: bool = False) -> Path:
     fields["num_hidden_layers"] = last
     if names.count:
         fields[names.count] = 1
-    for name in TYPES.get(fields["model_type"], {}):
+    for name, kind in pair.module.types.items():
         fields[name] = fields[name][:-1]
+        if fields["model_type"] in ("exaone_moe", "mellum") and kind != TYPES[fields["model_type"]][name][2]:
+            fields[f"mtp_{name}"] = [kind]
     (folder / "config.json").write_text(json.dumps(fields))
     return folder
 
@@ -293,7 +314,7 @@ def speculate(pair: Pair, prompt: list[int], count: int, most: int) -> tuple[lis
     After a wrong guess, a recurrent model reads what was right again, which gives a token without guesses.
     """
     known, guessed, accepted = [*prompt, _next(pair, prompt)], 0, 0
-    is_recurrent = pair.model.config.model_type == "qwen3_next"
+    is_recurrent = pair.model.config.model_type.startswith("qwen")
     while len(known) < len(prompt) + count:
         left = len(prompt) + count - len(known)
         guesses: list[int] = []

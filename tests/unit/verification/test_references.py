@@ -10,9 +10,14 @@ import onnx
 import pytest
 
 from tests.support import models
+from tests.support.decoder_case import case
+from tests.support.engine_decoders import config_of
+from trtkit.builder.decoders import open_decoder
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import SourceError
+from trtkit.resolve import resolve
 from trtkit.sources.digest import digest_source
+from trtkit.verification.decoder_reference import TransformersReference
 from trtkit.verification.references import NetworkOrigin, OnnxRuntimeReference, choose_reference
 
 if TYPE_CHECKING:
@@ -123,3 +128,14 @@ def test_what_onnx_runtime_refuses_is_an_error(tmp_path: Path) -> None:
         OnnxRuntimeReference(path, "")
     assert str(error.value).startswith(f"{path}: ONNX Runtime cannot load the model: ")
     assert "NoSuchOperator" in str(error.value)
+
+
+def test_tokens_of_a_window_of_one_token_are_those_of_the_logits(tmp_path: Path) -> None:
+    """transformers' cache of such a window keeps all tokens, so that `generate` sees too many."""
+    config = config_of(case("one-token", "cwm", sliding_window=1), tmp_path)
+    reference, ids = TransformersReference(open_decoder(resolve(config)).source), [7, 8, 9, 10, 11]
+    answer = reference.greedy(ids, 12)
+    for token in answer:
+        assert token == int(reference.logits(ids)[-1].argmax())
+        ids.append(token)
+    assert len(answer) == 12

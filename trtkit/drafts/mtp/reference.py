@@ -30,6 +30,8 @@ _CLASSES = {
     "mellum": ("mellum", "Mellum"),
     "mimo": ("qwen2", "Qwen2"),
     "mimo_v2_flash": ("mimo_v2_flash", "MiMoV2Flash"),
+    "qwen3_5_moe_text": ("qwen3_5_moe", "Qwen3_5Moe"),
+    "qwen3_5_text": ("qwen3_5", "Qwen3_5"),
     "qwen3_next": ("qwen3_next", "Qwen3Next"),
 }
 """The folder of transformers with a family's classes, and the prefix of their names."""
@@ -50,13 +52,14 @@ class MtpReference:
         folder, start = _CLASSES[str(opened.layer_fields["model_type"])]
         classes = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
         configs = importlib.import_module(f"transformers.models.{folder}.configuration_{folder}")
-        self._config = config = getattr(configs, f"{start}Config")(**opened.layer_fields)
+        text = f"{start}Text" if hasattr(configs, f"{start}TextConfig") else start
+        self._config = config = getattr(configs, f"{text}Config")(**opened.layer_fields)
         config._attn_implementation = config._experts_implementation = "eager"
         weights = {name: torch.from_numpy(np.array(array, np.float32)) for name, array in arrays.items()}
         self._table, self._lm_head = weights.pop(TABLE), weights.pop(LM_HEAD)
         self._projection = weights.pop(f"{path}{PROJECTION}.weight")
         self._layer = getattr(classes, f"{start}DecoderLayer")(config, 0)
-        self._rotary = getattr(classes, f"{start}RotaryEmbedding")(config)
+        self._rotary = getattr(classes, f"{text}RotaryEmbedding")(config)
         paths = (f"{path}{EMBEDDING_NORM}.weight", f"{path}{HIDDEN_NORM}.weight", "final_norm.weight")
         norm_class = getattr(classes, f"{start}RMSNorm")
         self._norms = [_norm(norm_class(config.hidden_size, config.rms_norm_eps), weights.pop(name)) for name in paths]

@@ -169,6 +169,8 @@ LAYOUTS = {
         one_layer=_sliding_dense_layer,
         in_layer={"mlp_norm": "pre_mlp_layernorm"},
     ),
+    "qwen3_5_moe_text": _QWENS,
+    "qwen3_5_text": _QWENS,
     "qwen3_next": _QWENS,
 }
 """By `model_type`."""
@@ -227,9 +229,12 @@ class MtpSpec:
 
 
 def describes(fields: Fields) -> bool:
-    """Whether a `config.json` is that of a model whose weights include modules."""
-    is_head = fields.get("speculators_model_type") is not None
-    return not is_head and (fields.get("model_type") in LAYOUTS or bool(fields.get("num_nextn_predict_layers")))
+    """Whether a `config.json` is that of a model whose weights include modules, or of one with a tower around it."""
+    if fields.get("speculators_model_type") is not None:
+        return False
+    text = fields.get("text_config") or {}
+    is_known = not LAYOUTS.keys().isdisjoint((fields.get("model_type"), text.get("model_type")))
+    return is_known or bool(fields.get("num_nextn_predict_layers"))
 
 
 def obstacles(target: DecoderSpec) -> Iterator[str]:
