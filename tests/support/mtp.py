@@ -125,14 +125,14 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_RECURRENT = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 TYPES: dict[str, dict[str, list[str]]] = {
     "exaone_moe": {"layer_types": [_SLIDING, _FULL, _FULL], "mlp_layer_types": ["dense", "sparse", "dense"]},
     "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse", "sparse"]},
     "mellum": {"layer_types": [_FULL, _SLIDING, _SLIDING], "mlp_layer_types": ["dense", "sparse", "sparse"]},
     "mimo": {"layer_types": [_FULL] * 3},
     "mimo_v2_flash": {"layer_types": [_FULL, _SLIDING, _SLIDING], "mlp_layer_types": ["dense", "sparse", "dense"]},
-    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), {"layer_types": ["linear_attention", _FULL, _FULL]}),
-    "qwen3_next": {"layer_types": ["linear_attention", _FULL, _FULL]},
+    **{name: {"layer_types": ["linear_attention", _FULL, _FULL]} for name in _RECURRENT},
 }
 """Types of a model's two layers and of the module's."""
 
@@ -164,7 +164,7 @@ NAMES = {
         ("post_attention_layernorm", "pre_mlp_layernorm"),
         None,
     ),
-    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), replace(_QWEN, count=None)),
+    **dict.fromkeys(_RECURRENT, replace(_QWEN, count=None)),
 }
 
 
