@@ -1,8 +1,9 @@
-"""Offloading: stages whose weights are loaded in turn on the reference executor, and plans for FlexGen's table.
+"""Stages in turn: memory and time on the reference executor, and FlexGen's table as planned and as simulated.
 
 The first part is a Llama with 12 layers and random weights, in fp32 on one thread: whole, and in stages whose weights
 are loaded in turn, each in its own process. The second plans OPT on a T4 as in the paper, at published rates and at
-those that FlexGen's authors fitted to their machine. The tables go into docs/offload.md.
+those that FlexGen's authors fitted to their machine, and simulates the planned blocks. The tables go into
+docs/offload.md. `python -m benchmarks.flexgen plans` runs the second part only, and keeps what was measured.
 """
 
 from __future__ import annotations
@@ -14,22 +15,32 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from benchmarks.measure import own_peak_memory_mib, run_bare, write, write_between
+from benchmarks.measure import RESULTS, own_peak_memory_mib, run_bare, write, write_between
 from trtkit import LLM, SamplingParams
 from trtkit.bundle.bundle import open_bundle
 from trtkit.jobs.runner import ChildRunner
 from trtkit.llm.offload.decoder import OffloadedDecoder
+from trtkit.llm.scheduler import DEFAULT_SCHEDULE
 from trtkit.planning.gpus import find_gpus
 from trtkit.planning.llm import plan_llm
 from trtkit.planning.offload import OffloadPlan, block_plan
 from trtkit.planning.plan import PlanRequest, llm_question
 from trtkit.planning.question import Host
 from trtkit.planning.source import find_model
+from trtkit.simulation.fleet import FleetOptions, simulate
+from trtkit.simulation.machine import MachineOptions
+from trtkit.simulation.requests import Traffic
+from trtkit.simulation.stages import Block, replica_in_turn
+from trtkit.simulation.summary import summarize
+
+if TYPE_CHECKING:
+    from trtkit.planning.gpus import PlannedGpu
+    from trtkit.planning.question import PlanningQuestion
 
 Json = dict[str, Any]
 DOCS = Path(__file__).parents[1] / "docs/offload.md"
@@ -61,9 +72,16 @@ def main() -> None:
         build(Path(folder))
         measured = {name: child(Path(folder) / bundle, place) for name, (bundle, place) in WAYS.items()}
     assert len({json.dumps(row.pop("tokens")) for row in measured.values()}) == 1, "answers differ"
-    planned = {name: planned_blocks(name) for name in PUBLISHED}
-    print(write("flexgen", {"threads": 1, "measured": measured, "planned": planned}))
+    print(write("flexgen", {"threads": 1, "measured": measured}))
     write_between(DOCS, "measured", measured_table(measured))
+    plan()
+
+
+def plan() -> None:
+    """Plan and simulate, and write the results next to what was measured."""
+    path, planned = RESULTS / "flexgen.json", {name: planned_blocks(name) for name in PUBLISHED}
+    figures = json.loads(path.read_text()) | {"planned": planned, "uneven": {each: uneven(each) for each in (0, 8)}}
+    path.write_text(json.dumps(figures, indent=1) + "\n")
     write_between(DOCS, "planned", planned_table(planned))
 
 
@@ -145,8 +163,38 @@ def planned_blocks(name: str) -> Json:
             if block is not None:
                 blocks["paper_block"] = block
                 break
-        rows[key] = {label: row_of(plan) for label, plan in blocks.items()}
+        rows[key] = {label: row_of(plan) | simulated(own, machine, plan) for label, plan in blocks.items()}
     return rows
+
+
+def simulated(question: PlanningQuestion, gpu: PlannedGpu, plan: OffloadPlan) -> Json:
+    """Return what the simulator gives for a block of prompts that come at once."""
+    count, work = plan.micro_batch * plan.micro_batches, question.work
+    block = Block(plan.caches, count, plan.micro_batch)
+    replica, _ = replica_in_turn(question, gpu, MachineOptions(), block, DEFAULT_SCHEDULE)
+    fleet = FleetOptions(replica, 1, "least-loaded", 0, 0.0)
+    traffic = Traffic(np.zeros(count), np.full(count, work.input_len), np.full(count, work.output_len))
+    summary = summarize(traffic, simulate(traffic, fleet), fleet, {})
+    return {"simulated_tokens_per_second": summary.output_tokens_per_second}
+
+
+def uneven(deviation: int) -> float:
+    """Return the tokens per second of ten blocks of the paper's on OPT-30B, whose answers have 32 tokens on average."""
+    words = (
+        "opt-30b --gpu t4 --offload host --host-memory 208 --slots 144 --micro-batch 48 --requests 1440 --output-len 32"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "trtkit",
+        "simulate",
+        *words.split(),
+        "--output-deviation",
+        str(deviation),
+        "--json",
+    ]
+    ran = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(json.loads(ran.stdout)["result"]["output_tokens_per_second"])
 
 
 def fitted_rates(rates: Any) -> dict[str, float]:
@@ -210,7 +258,8 @@ def _block_text(plan: Json | None) -> str:
         return "does not fit"
     block = f"{plan['micro_batch']} x {plan['micro_batches']}, caches on {plan['caches']}"
     on_disk = f", {plan['disk_share']:.0%} of the weights on disk" if plan["disk_share"] else ""
-    return f"{plan['output_tokens_per_second']:.2f}: {block}{on_disk}; {WAITS[plan['bottleneck']]}"
+    rates = f"{plan['output_tokens_per_second']:.2f} ({plan['simulated_tokens_per_second']:.2f})"
+    return f"{rates}: {block}{on_disk}; {WAITS[plan['bottleneck']]}"
 
 
 WAITS = {
@@ -224,7 +273,9 @@ WAITS = {
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if sys.argv[1:] == ["plans"]:
+        plan()
+    elif len(sys.argv) > 1:
         print(json.dumps(answered(Path(sys.argv[1]), sys.argv[2])))
     else:
         main()

@@ -97,6 +97,8 @@ VARIANTS = [
     ("iquestcoder", {**TIED, "attention_bias": True, "rope_parameters": YARN_ROPE}),
     ("iquestcoder", {"mlp_bias": False, "head_dim": 12, "num_key_value_heads": 3}),
     ("iquestcoder", {"hidden_act": "relu", "num_hidden_layers": 1, "rope_parameters": DYNAMIC_ROPE}),
+    ("mimo", {**TIED, "rope_parameters": YARN_ROPE, "hidden_act": "gelu"}),
+    ("mimo", {"head_dim": 10, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     ("ministral", {**TIED, "layer_types": None, "rope_parameters": LLAMA3_ROPE}),
     ("ministral", {"sliding_window": 3, "layer_types": FULL * 2, "head_dim": 10}),
     ("ministral", {"sliding_window": 1, "num_key_value_heads": 6, "rope_parameters": YARN_ROPE}),

@@ -31,9 +31,31 @@ if TYPE_CHECKING:
 
 FAMILIES = [
     "glm4_moe",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("deepseek_v3", "glm4_moe_lite", "qwen3_next")),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in (
+            "deepseek_v3",
+            "exaone_moe",
+            "glm4_moe_lite",
+            "mellum",
+            "mimo",
+            "mimo_v2_flash",
+            "qwen3_5_text",
+            "qwen3_next",
+        )
+    ),
 ]
-STEPS = {"glm4_moe": 22, "deepseek_v3": 36, "glm4_moe_lite": 30, "qwen3_next": 12}
+STEPS = {
+    "glm4_moe": 22,
+    "deepseek_v3": 36,
+    "exaone_moe": 22,
+    "glm4_moe_lite": 30,
+    "mellum": 22,
+    "mimo": 22,
+    "mimo_v2_flash": 22,
+    "qwen3_5_text": 12,
+    "qwen3_next": 12,
+}
 """Of training: so few that some guesses are wrong."""
 LONGEST, ANSWER = 64, 24
 SAMPLED = [
@@ -148,7 +170,7 @@ def test_models_without_modules_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TrtkitError, match="not a head of a kind that is supported: the config names") as error:
         assert open_decoder(resolve(load_config(config_file(tmp_path)))).speculator
     assert (
-        "MTP modules, in the model's own weights, `model_type` of deepseek_v3, glm4_moe, glm4_moe_lite, qwen3_next"
+        "MTP modules, in the model's own weights, `model_type` of deepseek_v3, exaone_moe, glm4_moe, glm4_moe_lite"
         in error.value.fix
     )
 

@@ -346,9 +346,9 @@ def test_list_of_gpus_names_sources(trtkit: Callable[..., Ran]) -> None:
     assert "memory is shared with the CPU" in ran.out
     assert "read 2026-" in ran.out
     rows = trtkit("plan", "--list-gpus", "--json").json()
-    assert len(rows) == 27
+    assert len(rows) == 28
     assert {row["gpu"] for row in rows if not row["backends"]} == {"v100", "mi300x", "m2ultra", "br100"}
-    assert {row["gpu"] for row in rows if row["untested_backends"]} == {"a100-40", "a100-80"}
+    assert {row["gpu"] for row in rows if row["untested_backends"]} == {"a100-40", "a100-80", "a30"}
 
 
 def test_what_no_one_has_tested_on_a_gpu_is_said(trtkit: Callable[..., Ran], tiny: Path) -> None:

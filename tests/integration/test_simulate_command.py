@@ -26,6 +26,9 @@ TIMES = {
 }
 
 
+IN_TURN = ("llama-2-7b", "--gpu", "t4", "--offload", "host", "--host-memory", 60)
+
+
 @pytest.fixture
 def times(tmp_path: Path) -> Path:
     path = tmp_path / "times.json"
@@ -192,6 +195,21 @@ def test_linear_slots_are_read_as_the_plan_says(trtkit: Callable[..., Ran], shal
     assert result["ttft"]["mean_ms"] == pytest.approx(plan["ttft"]["ms"], rel=1e-6)
 
 
+def test_stages_in_turn_take_the_times_of_their_plan(trtkit: Callable[..., Ran]) -> None:
+    """The best block of Llama 2 7B on a T4, all requests at once."""
+    lengths = ("--input-len", 512, "--output-len", 32)
+    planned = trtkit("plan", *IN_TURN[:3], "--host-memory", 60, "--concurrency", 1, *lengths, "--json")
+    assert planned.code == 0, planned.err
+    plans = {each["caches"]: each for each in planned.json()["gpus"][0]["offload"]}
+    block = plans["host"]
+    count = block["micro_batch"] * block["micro_batches"]
+    report = simulated(trtkit, *IN_TURN, *lengths, "--requests", count)
+    result = report["result"]
+    assert result["output_tokens_per_second"] == pytest.approx(block["output_tokens_per_second"], rel=0.03)
+    assert result["most_running"] == count
+    assert f"32 stages in turn: blocks of {count} sequences of at most 544 tokens" in report["notes"][0]
+
+
 def test_tables_and_a_page_show_the_figures(trtkit: Callable[..., Ran], times: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     words = ("--times", times, "--rate", 4, "--requests", 200, "--kv", "paged", "--html", page, "--goodput", "ttft:500")
@@ -211,6 +229,11 @@ def test_tables_and_a_page_show_the_figures(trtkit: Callable[..., Ran], times: P
         (("--times", "times.json"), "give either --rate, or --trace FILE"),
         (("--times", "times.json", "--rate", 1, "--find-gpus"), "--find-gpus needs an objective"),
         (("--times", "times.json", "--rate", 1, "--host-cache-gib", 1), "--host-cache-gib needs MODEL"),
+        (("llama-2-7b", "--gpu", "t4", "--rate", 1, "--disk", "2/1"), "--disk needs --offload"),
+        (("llama-2-7b", "--gpu", "t4", "--offload", "host"), "--offload needs MODEL and --host-memory GB"),
+        ((*IN_TURN, "--kv", "paged"), "--offload does not take --kv"),
+        ((*IN_TURN, "--prefill-replicas", 1), "--offload does not take --prefill-replicas"),
+        ((*IN_TURN, "--rate", 1, "--trace", "t.jsonl"), "give either --rate, or --trace FILE"),
     ],
 )
 def test_options_that_do_not_go_together_are_usage_errors(
@@ -240,7 +263,7 @@ def test_options_that_do_not_go_together_are_usage_errors(
             "keep 0.0% of the requests within the objectives, and more would not help",
         ),
         (("mixtral-8x7b", "--gpu", "l4", "--rate", 1), "mixtral-8x7b needs 9"),
-        (("llama-2-7b", "--gpu", "l4", "--rate", 1, "--slots", 500), "500 slots of 640 tokens do not fit L4; 24 do"),
+        (("llama-2-7b", "--gpu", "l4", "--rate", 1, "--slots", 500), "500 slots of 640 tokens do not fit L4; 27 do"),
         (
             ("llama-2-7b", "--gpu", "l4", "--rate", 1, "--set", "parallel.tensor=7"),
             "parallel.tensor: 7: does not divide 32 query",

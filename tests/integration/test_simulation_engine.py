@@ -137,7 +137,7 @@ class TimedDecoder(ClockedDecoder):
         count = int(rows.sum())
         if self.is_reading:
             return self._times.prefill_s(count, int(call.counts.max()), int((call.starts + call.counts)[rows].max()))
-        return decode_s(self._times.decode_lines(len(rows)), count, int(call.starts[rows].sum()), 1)
+        return decode_s(self._times.decode_lines(len(rows), 0), count, int(call.starts[rows].sum()), 1)
 
 
 def traffic(seed: int) -> Traffic:

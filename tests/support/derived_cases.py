@@ -51,6 +51,7 @@ DERIVED_CASES = [
     ),
     case("internlm3", "internlm3", attention_bias=True, mlp_bias=True),
     case("iquestcoder", "iquestcoder", mlp_bias=True, rope_parameters=LLAMA3_ROPE),
+    case("mimo", "mimo", *NO_HEAD_DIM, hidden_size=48),
     case("ministral", "ministral", sliding_window=7, layer_types=["sliding_attention", "full_attention"]),
     case("vaultgemma", "vaultgemma", query_pre_attn_scalar=12, sliding_window=7, attn_logit_softcapping=5.0),
     case(

@@ -7,7 +7,7 @@ the authors' checkpoints. The module around it follows the authors' and vLLM's i
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +33,14 @@ SHARED = {
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
+}
+DELTA = {
+    "head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
 }
 SIZES: dict[str, dict[str, Any]] = {
     "glm4_moe": {
@@ -85,30 +93,87 @@ SIZES: dict[str, dict[str, Any]] = {
         "linear_num_key_heads": 4,
         "linear_num_value_heads": 8,
     },
+    "qwen3_5_text": {**SHARED, **DELTA},
+    "qwen3_5_moe_text": {
+        **{name: size for name, size in SHARED.items() if name != "intermediate_size"},
+        **EXPERTS,
+        **DELTA,
+        "num_experts": 5,
+        "shared_expert_intermediate_size": 52,
+    },
+    "exaone_moe": {
+        **SHARED,
+        **EXPERTS,
+        "head_dim": 8,
+        "num_experts": 6,
+        "n_group": 1,
+        "topk_group": 1,
+        "sliding_window": 5,
+    },
+    "mellum": {**SHARED, **EXPERTS, "head_dim": 8, "num_experts": 5, "sliding_window": 5},
+    "mimo": {**SHARED},
+    "mimo_v2_flash": {
+        **SHARED,
+        **EXPERTS,
+        "num_key_value_heads": 1,
+        "head_dim": 12,
+        "v_head_dim": 8,
+        "n_routed_experts": 6,
+        "sliding_window": 5,
+        "n_group": 1,
+        "topk_group": 1,
+    },
 }
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_RECURRENT = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+TYPES: dict[str, dict[str, list[str]]] = {
+    "exaone_moe": {"layer_types": [_SLIDING, _FULL, _FULL], "mlp_layer_types": ["dense", "sparse", "dense"]},
+    "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+    "mellum": {"layer_types": [_FULL, _SLIDING, _SLIDING], "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    "mimo": {"layer_types": [_FULL] * 3},
+    "mimo_v2_flash": {"layer_types": [_FULL, _SLIDING, _SLIDING], "mlp_layer_types": ["dense", "sparse", "dense"]},
+    **{name: {"layer_types": ["linear_attention", _FULL, _FULL]} for name in _RECURRENT},
+}
+"""Types of a model's two layers and of the module's."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the authors' files call a module's weights. layer: prefix of its decoder layer; renamed: parts within it."""
+
+    layer: str
+    outside: tuple[str, str, str, str]
+    renamed: tuple[str, str] = ("", "")
+    count: str | None = "num_nextn_predict_layers"
+
+
+_OUTSIDE = ("embedding_norm", "hidden_norm", "projection", "last_norm")
 _NEXT = "model.layers.{i}."
 # The module's weights by their names in checkpoints.
+_NEXTN = Names(_NEXT, tuple(_NEXT + name for name in ("enorm", "hnorm", "eh_proj", "shared_head.norm")))
+_QWEN = Names("mtp.layers.0.", ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"))
+_MIMO, _MIMO_V2 = "model.mtp_layers.0.", "model.mtp.layers.0."
+_MIMO_NAMES = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+_MIMO_V2_NAMES = ("enorm", "hnorm", "eh_proj", "final_layernorm")
 NAMES = {
-    "nextn": {
-        "embedding_norm": _NEXT + "enorm",
-        "hidden_norm": _NEXT + "hnorm",
-        "projection": _NEXT + "eh_proj",
-        "last_norm": _NEXT + "shared_head.norm",
-    },
-    "qwen": {
-        "embedding_norm": "mtp.pre_fc_norm_embedding",
-        "hidden_norm": "mtp.pre_fc_norm_hidden",
-        "projection": "mtp.fc",
-        "last_norm": "mtp.norm",
-    },
+    **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite"), _NEXTN),
+    **dict.fromkeys(("exaone_moe", "mellum"), _QWEN),
+    "mimo": Names(_MIMO, tuple(_MIMO + name for name in _MIMO_NAMES)),
+    "mimo_v2_flash": Names(
+        _MIMO_V2,
+        tuple(_MIMO_V2 + name for name in _MIMO_V2_NAMES),
+        ("post_attention_layernorm", "pre_mlp_layernorm"),
+        None,
+    ),
+    **dict.fromkeys(_RECURRENT, replace(_QWEN, count=None)),
 }
 
 
 class Module(nn.Module):
     """An MTP module. model: transformers', whose last layer is the module's.
 
-    Mistakes to plant: `swaps` puts the hidden state first in the concatenated vector; `chains_raw` computes the next
-    guess from the hidden state before the last norm.
+    swaps: whether the hidden state comes first in the concatenated vector. A mistake to plant: `chains_raw` computes
+    the next guess from the hidden state before the last norm.
     """
 
     def __init__(self, model: Any) -> None:
@@ -119,23 +184,29 @@ class Module(nn.Module):
         self.projection = nn.Linear(2 * size, size, bias=False)
         self.layer = model.model.layers[-1]
         self.shared = {"table": model.model.embed_tokens, "head": model.lm_head, "rotary": model.model.rotary_emb}
-        self.swaps, self.chains_raw = False, False
+        self.config = model.config
+        self.types = {name: getattr(model.config, name)[-1] for name in TYPES.get(model.config.model_type, {})}
+        self.kind = self.types.get("layer_types", _FULL)
+        self.swaps, self.chains_raw = model.config.model_type == "mimo", False
 
     def forward(self, ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits [B, S, V], and hidden states [B, S, D] for the next guess. ids: the tokens after `hidden`'s."""
         count = ids.shape[1]
         parts = [self.embedding_norm(self.shared["table"](ids)), self.hidden_norm(hidden)]
         x = self.projection(torch.cat(parts[::-1] if self.swaps else parts, -1))
-        mask = torch.full((count, count), torch.finfo(x.dtype).min, dtype=x.dtype).triu(1)[None, None]
-        positions = torch.arange(count)[None]
-        x = self.layer(
-            x,
-            position_embeddings=self.shared["rotary"](x, positions),
-            attention_mask=mask,
-            position_ids=positions,
-        )
+        mask, positions = self._mask(count, x.dtype), torch.arange(count)[None]
+        rotary = self.shared["rotary"]
+        by_type = (self.kind,) if hasattr(rotary, f"{self.kind}_inv_freq") else ()
+        turned = rotary(x, positions, *by_type)
+        x = self.layer(x, position_embeddings=turned, attention_mask=mask, position_ids=positions)
         normed = self.last_norm(x)
         return self.shared["head"](normed), x if self.chains_raw else normed
+
+    def _mask(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Return -inf, almost, where a token does not see another: a later one, or one out of the window."""
+        window = self.config.sliding_window if self.kind == _SLIDING else count
+        ages = torch.arange(count)[:, None] - torch.arange(count)
+        return torch.where((ages >= 0) & (ages < window), 0.0, torch.finfo(dtype).min).to(dtype)[None, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,16 +227,15 @@ class Pair:
 
 def new_pair(model_type: str, layers: int = 2, **changes: Any) -> Pair:
     """Return a model with `layers` and its module, with all weights random."""
-    sizes = {**SIZES[model_type], "num_hidden_layers": layers + 1, **changes}
-    if model_type == "qwen3_next":
-        sizes["layer_types"] = [*(["linear_attention", "full_attention"] * layers)[:layers], "full_attention"]
+    types = {name: [*(kinds[:2] * layers)[:layers], kinds[2]] for name, kinds in TYPES.get(model_type, {}).items()}
+    sizes = {**SIZES[model_type], **types, "num_hidden_layers": layers + 1, **changes}
     config, eager = AutoConfig.for_model(model_type, **sizes), {"attn_implementation": "eager"}
     model = AutoModelForCausalLM.from_config(config, **eager, experts_implementation="eager").eval()
     module = Module(model).eval()
     for part in (model, module):
         tensors = [*part.named_parameters(), *(each for each in part.named_buffers() if "score_correction" in each[0])]
         for name, weight in tensors:
-            is_matrix, is_gain = weight.dim() > 1, "norm" in name and model_type != "qwen3_next"
+            is_matrix, is_gain = weight.dim() > 1, "norm" in name and not model_type.startswith("qwen")
             deviation = 1.5 * weight.shape[-1] ** -0.5 if is_matrix else 0.3
             nn.init.normal_(weight, float(is_gain and not is_matrix), deviation)
     pair = Pair(model, module)
@@ -178,9 +248,9 @@ def _resize(pair: Pair, change: int) -> None:
     layers, config = pair.model.model.layers, pair.model.config
     pair.model.model.layers = layers[:-1] if change < 0 else nn.ModuleList([*layers, pair.module.layer])
     config.num_hidden_layers += change
-    for name, kind in (("layer_types", "full_attention"), ("mlp_layer_types", "sparse")):
-        if types := getattr(config, name, None):
-            setattr(config, name, types[:-1] if change < 0 else [*types, kind])
+    for name, kind in pair.module.types.items():
+        types = getattr(config, name)
+        setattr(config, name, types[:-1] if change < 0 else [*types, kind])
 
 
 def save(folder: Path, pair: Pair, *, repeats_shared: bool = False) -> Path:
@@ -193,22 +263,26 @@ def save(folder: Path, pair: Pair, *, repeats_shared: bool = False) -> Path:
     _resize(pair, -1)
     path, fields = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
     weights, last = load_file(path), fields["num_hidden_layers"] - 1
-    is_qwen = fields["model_type"] == "qwen3_next"
-    if is_qwen:
-        weights = {name.replace(f"model.layers.{last}.", "mtp.layers.0."): each for name, each in weights.items()}
-    for own, name in NAMES["qwen" if is_qwen else "nextn"].items():
+    names = NAMES[fields["model_type"]]
+    for name in [name for name in weights if name.startswith(_NEXT.format(i=last))]:
+        inside = name.removeprefix(_NEXT.format(i=last)).replace(*names.renamed)
+        weights[names.layer.format(i=last) + inside] = weights.pop(name)
+    for own, name in zip(_OUTSIDE, names.outside, strict=True):
         weights[f"{name.format(i=last)}.weight"] = getattr(pair.module, own).weight.detach().clone()
+    if fields["model_type"] == "mimo_v2_flash":  # the second of several modules
+        weights["model.mtp.layers.1.enorm.weight"] = torch.ones(1)
     if repeats_shared:
         start = _NEXT.format(i=last)
         weights[f"{start}embed_tokens.weight"] = pair.module.shared["table"].weight.detach().clone()
         weights[f"{start}shared_head.head.weight"] = pair.module.shared["head"].weight.detach().clone()
     save_file({name: each.contiguous() for name, each in weights.items()}, path, metadata={"format": "pt"})
     fields["num_hidden_layers"] = last
-    if not is_qwen:
-        fields["num_nextn_predict_layers"] = 1
-    for name in ("layer_types", "mlp_layer_types"):
-        if fields.get(name):
-            fields[name] = fields[name][:-1]
+    if names.count:
+        fields[names.count] = 1
+    for name, kind in pair.module.types.items():
+        fields[name] = fields[name][:-1]
+        if fields["model_type"] in ("exaone_moe", "mellum") and kind != TYPES[fields["model_type"]][name][2]:
+            fields[f"mtp_{name}"] = [kind]
     (folder / "config.json").write_text(json.dumps(fields))
     return folder
 
@@ -241,7 +315,7 @@ def speculate(pair: Pair, prompt: list[int], count: int, most: int) -> tuple[lis
     After a wrong guess, a recurrent model recomputes the accepted tokens, in a step without guesses.
     """
     known, guessed, accepted = [*prompt, _next(pair, prompt)], 0, 0
-    is_recurrent = pair.model.config.model_type == "qwen3_next"
+    is_recurrent = pair.model.config.model_type.startswith("qwen")
     while len(known) < len(prompt) + count:
         left = len(prompt) + count - len(known)
         guesses: list[int] = []

@@ -133,11 +133,11 @@ def _plan(path: str, gpus: Sequence[PlannedGpu], options: dict[str, Any]) -> Rep
     with show_progress(quiet=options["quiet"]) as runner:
         model = find_model(path, options["overrides"], options["target"])
         load = options["prices"], options["requests_per_second"]
-        host = _host(options["host_memory"], options["disk"])
+        host = host_of(options["host_memory"], options["disk"])
         return make_plan(model, PlanRequest(gpus, *lengths, *load, host), runner)
 
 
-def _host(memory_gb: float | None, disk: str | None) -> Host | None:
+def host_of(memory_gb: float | None, disk: str | None) -> Host | None:
     """Return the host to offload stages to. Raises PlanError for an invalid disk, or a disk alone."""
     from trtkit.errors import PlanError
     from trtkit.planning.question import Host

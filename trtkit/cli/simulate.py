@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from trtkit.cli import completions
 from trtkit.cli.model_options import model_argument, override_options
 from trtkit.cli.options import check_page, json_option, page_origin, quiet_option
 from trtkit.files import write_output
+from trtkit.serving_options import CACHE_PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from trtkit.simulation.summary import Summary
 
     Command = Callable[..., None]
+    Options = Mapping[str, Any]
 
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -79,6 +82,12 @@ _OPTIONS = (
                  help="Host memory of a replica for caches that its GPU cannot hold.  [default: 2]"),
     click.option("--host-gb-per-s", type=_ABOVE, default=50.0, metavar="X",
                  help="Bandwidth to the host and to other replicas.  [default: 50]"),
+    click.option("--offload", type=click.Choice(CACHE_PLACES),
+                 help="Run MODEL's stages in turn on one GPU, with caches there."),
+    click.option("--micro-batch", type=_COUNT, metavar="N",
+                 help="Sequences that stages in turn compute together.  [default: of the best block]"),
+    click.option("--host-memory", type=_ABOVE, metavar="GB", help="Host memory for --offload."),
+    click.option("--disk", metavar="READ[/WRITE]", help="Disk for --offload, in GB/s."),
     click.option("--goodput", "objectives", multiple=True, metavar="NAME:MS", help=_GOODPUT),
     click.option("--attainment", type=click.FloatRange(0, 1, min_open=True), default=0.99, metavar="X",
                  help="Share of requests within the objectives, for --find-gpus.  [default: 0.99]"),
@@ -96,14 +105,14 @@ def simulate_options(command: Command) -> Command:
     return functools.reduce(lambda inner, option: option(inner), reversed(_OPTIONS), command)
 
 
-def read_traffic_options(options: Mapping[str, Any]) -> Traffic:
+def read_traffic_options(options: Options) -> Traffic:
     """Return the requests. Raises SimulationError, BenchError."""
     from trtkit.simulation.traffic import TrafficOptions, random_traffic, read_traffic
 
     if options["trace"] is not None:
         return read_traffic(options["trace"], options["speed"], options["requests"])
     law = TrafficOptions(
-        options["rate"],
+        math.inf if options["rate"] is None else options["rate"],  # all at once
         options["requests"] or 1000,
         options["arrivals"],
         options["cv"],
@@ -119,19 +128,24 @@ def read_traffic_options(options: Mapping[str, Any]) -> Traffic:
 
 
 def read_fleet(
-    path: str | None, traffic: Traffic, options: Mapping[str, Any], runner: Runner
+    path: str | None, traffic: Traffic, options: Options, runner: Runner
 ) -> tuple[FleetOptions, tuple[str, ...]]:
     """Return the replicas and the assumptions about them. Raises TrtkitError."""
     from trtkit.simulation.fleet import FleetOptions
 
     longest = options["max_length"] or int((traffic.input_tokens + traffic.output_tokens).max())
-    replica, notes = _measured(longest, options) if path is None else _planned(path, longest, options, runner)
+    if path is None:
+        replica, notes = _measured(longest, options)
+    elif options["offload"] is not None:
+        replica, notes = _in_turn(path, (int(traffic.input_tokens.max()), longest), options, runner)
+    else:
+        replica, notes = _planned(path, longest, options, runner)
     replica = _with_blocks(replica, traffic)
     copy_s = replica.times.copy_s_per_token
     return FleetOptions(replica, options["replicas"], options["router"], options["prefill_replicas"], copy_s), notes
 
 
-def _measured(longest: int, options: Mapping[str, Any]) -> tuple[ReplicaOptions, tuple[str, ...]]:
+def _measured(longest: int, options: Options) -> tuple[ReplicaOptions, tuple[str, ...]]:
     from trtkit.llm.scheduler import ScheduleOptions
     from trtkit.network.input_spec import TOKEN_TILE
     from trtkit.simulation.replica_options import ReplicaOptions
@@ -156,9 +170,7 @@ def _measured(longest: int, options: Mapping[str, Any]) -> tuple[ReplicaOptions,
     return replica, (f"step times: {options['times']}", f"the host has room for {_LONGEST:,} tokens")
 
 
-def _planned(
-    path: str, longest: int, options: Mapping[str, Any], runner: Runner
-) -> tuple[ReplicaOptions, tuple[str, ...]]:
+def _planned(path: str, longest: int, options: Options, runner: Runner) -> tuple[ReplicaOptions, tuple[str, ...]]:
     """Return replicas that run a model on a GPU, with step times from its roofline."""
     from trtkit.builder.decoders import llm_options
     from trtkit.errors import SimulationError
@@ -218,6 +230,41 @@ def _planned(
     return replica, notes
 
 
+def _in_turn(
+    path: str, lengths: tuple[int, int], options: Options, runner: Runner
+) -> tuple[ReplicaOptions, tuple[str, ...]]:
+    """Return replicas that run a model's stages in turn. lengths: tokens of the longest prompt and sequence."""
+    from trtkit.cli.plan import host_of
+    from trtkit.errors import SimulationError
+    from trtkit.llm.scheduler import ScheduleOptions
+    from trtkit.planning.gpus import find_gpus
+    from trtkit.planning.plan import PlanRequest, llm_question
+    from trtkit.planning.source import find_model
+    from trtkit.simulation.machine import MachineOptions
+    from trtkit.simulation.stages import Block, replica_in_turn
+
+    (gpu,) = find_gpus([options["gpu"]])
+    model = find_model(path, options["overrides"], options["target"])
+    if model.fields is None:
+        raise SimulationError(f"`{model.name}` is not a language model", path, "simulate a language model")
+    prompt, longest = lengths
+    host, block = (
+        host_of(options["host_memory"], options["disk"]),
+        Block(options["offload"], _slots(model, options["slots"]), options["micro_batch"]),
+    )
+    question = llm_question(model, PlanRequest([gpu], prompt, max(1, longest - prompt), 1, host=host), runner)
+    rates = MachineOptions(options["efficiency"], options["overhead_ms"] / 1e3)
+    replica, plan = replica_in_turn(question, gpu, rates, block, ScheduleOptions(options["schedule"]))
+    on_disk = f", {plan.disk_share:.0%} of the weights on disk" if plan.disk_share else ""
+    notes = (
+        f"{question.model.name} in {question.model.dtype.name} on {gpu.name}, {plan.stages} stages in turn: blocks of "
+        f"{replica.slots} sequences of at most {replica.slot_tokens} tokens in micro-batches of {plan.micro_batch}, "
+        f"caches on {plan.caches}{on_disk}",
+        f"stages at {options['efficiency']:.0%} of the roofline of published figures; links and disk at their rates",
+    )
+    return replica, notes
+
+
 def _caches(model: PlannedModel, question: PlanningQuestion, kv: Caches | None) -> tuple[Caches, int]:
     """Return the kind of caches and the page size in tokens, from the options or the model's config."""
     from trtkit.builder.decoders import llm_options
@@ -264,6 +311,8 @@ Examples:
   trtkit simulate bundles/llama --gpu l4 --trace requests.jsonl --replicas 4
   trtkit simulate llama-3.1-8b --gpu h100 --rate 50 --goodput ttft:500 \\
       --goodput tpot:50 --find-gpus --price-per-hour 2.5
+  trtkit simulate opt-30b --gpu t4 --offload host --host-memory 208 \\
+      --slots 144 --micro-batch 48 --requests 144 --output-len 32
   trtkit simulate --times measured.json --slots 8 --rate 0.5 --json
 
 \b
@@ -292,7 +341,9 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
         raise click.UsageError("give either MODEL with --gpu, or --times FILE")
     if path is not None and options["gpu"] is None:
         raise click.UsageError("MODEL needs --gpu NAME; `trtkit plan --list-gpus` lists them")
-    if (options["rate"] is None) == (options["trace"] is None):
+    _check_offload(path, options)
+    is_at_once = options["offload"] is not None and options["rate"] is options["trace"] is None
+    if (options["rate"] is None) == (options["trace"] is None) and not is_at_once:
         raise click.UsageError("give either --rate, or --trace FILE")
     if options["times"] is not None and options["host_cache_gib"] is not None:
         raise click.UsageError("--host-cache-gib needs MODEL; --times does not say what a token's cache takes")
@@ -314,7 +365,27 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
     show(simulation_tables(simulation))
 
 
-def _simulate(path: str | None, options: Mapping[str, Any], runner: Runner) -> Simulation:
+_NOT_IN_TURN = ("batching", "kv", "page_tokens", "pages", "host_cache_gib", "prefill_budget")
+_OF_OFFLOAD = ("micro_batch", "host_memory", "disk")
+
+
+def _check_offload(path: str | None, options: Options) -> None:
+    """Raise UsageError for options of stages in turn without `--offload`, and for those that they do not take."""
+    if options["offload"] is None:
+        for name in _OF_OFFLOAD:
+            if options[name] is not None:
+                raise click.UsageError(f"--{name.replace('_', '-')} needs --offload")
+        return
+    if path is None or options["host_memory"] is None:
+        raise click.UsageError("--offload needs MODEL and --host-memory GB")
+    refused = [name for name in _NOT_IN_TURN if options[name] is not None]
+    refused += ["prefill_replicas"] if options["prefill_replicas"] else []
+    refused += ["shared_tokens"] if options["shared_tokens"] else []
+    if refused:
+        raise click.UsageError(f"--offload does not take --{refused[0].replace('_', '-')}")
+
+
+def _simulate(path: str | None, options: Options, runner: Runner) -> Simulation:
     """Find the traffic and the machine, then simulate, once or for several replica counts."""
     from trtkit.benchmarking.metrics import parse_objectives
     from trtkit.simulation.report import Simulation, find_replicas

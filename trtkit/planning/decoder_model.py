@@ -67,7 +67,11 @@ class Workload:
 
     def decode(self, batch: int | None = None) -> Point:
         """Return the (B, S, T) of a decode step at the mean length, of all requests by default."""
-        return self.concurrency if batch is None else batch, 1, self._read(self.mean_length)
+        return self.call(self.concurrency if batch is None else batch, 1, self.mean_length)
+
+    def call(self, batch: int, new: int, length: int) -> Point:
+        """Return the (B, S, T) of a call for `new` tokens of each sequence, after which `length` are cached."""
+        return batch, new, self._read(length)
 
     def last_chunk(self, tokens: int) -> Point:
         """Return the (B, S, T) of a step that reads the last `tokens` of one prompt."""

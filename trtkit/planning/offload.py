@@ -59,13 +59,12 @@ class OffloadPlan:
 def plan_offload(question: PlanningQuestion, gpu: PlannedGpu) -> tuple[OffloadPlan, ...]:
     """Return the best block for each cache location; empty without a host, or if the link is unknown."""
     host = question.host
-    stages = question.grid.pipeline if question.grid.pipeline > 1 else question.model.layers
     is_known = host is not None and (gpu.host_link or host.to_device_bytes_per_s)
-    if host is None or not is_known or stages < FEWEST_STAGES:
+    if host is None or not is_known or _stages(question) < FEWEST_STAGES:
         return ()
     best = []
     for place in CACHE_PLACES:
-        plans = list(_blocks(_Machine(question, gpu, host, stages), place))
+        plans = list(_blocks(offload_machine(question, gpu), place))
         if plans:
             best.append(max(plans, key=lambda plan: plan.output_tokens_per_second))
     return tuple(best)
@@ -75,13 +74,21 @@ def block_plan(
     question: PlanningQuestion, gpu: PlannedGpu, place: CachePlace, micro_batch: int, micro_batches: int
 ) -> OffloadPlan | None:
     """Return the plan of a block; None if it does not fit."""
+    machine = offload_machine(question, gpu)
+    return machine.plan(place, BlockSchedule(machine.stages, micro_batches), micro_batch)
+
+
+def offload_machine(question: PlanningQuestion, gpu: PlannedGpu) -> OffloadMachine:
+    """Return the machine of a question with a host. A model without pipeline stages has one for each layer."""
     assert question.host is not None
-    stages = question.grid.pipeline if question.grid.pipeline > 1 else question.model.layers
-    machine = _Machine(question, gpu, question.host, stages)
-    return machine.plan(place, BlockSchedule(stages, micro_batches), micro_batch)
+    return OffloadMachine(question, gpu, question.host, _stages(question))
 
 
-def _blocks(machine: _Machine, place: CachePlace) -> Iterator[OffloadPlan]:
+def _stages(question: PlanningQuestion) -> int:
+    return question.grid.pipeline if question.grid.pipeline > 1 else question.model.layers
+
+
+def _blocks(machine: OffloadMachine, place: CachePlace) -> Iterator[OffloadPlan]:
     """Yield blocks that fit. Micro-batches larger than one that does not fit are skipped."""
     for count in itertools.takewhile(lambda count: count <= _MOST_MICRO_BATCHES, _STEPS):
         schedule = BlockSchedule(machine.stages, count)
@@ -93,7 +100,7 @@ def _blocks(machine: _Machine, place: CachePlace) -> Iterator[OffloadPlan]:
 
 
 @dataclass(frozen=True)
-class _Machine:
+class OffloadMachine:
     """A model, its workload and its machine; stages are assumed to be equal."""
 
     question: PlanningQuestion
@@ -116,8 +123,10 @@ class _Machine:
         prompt = work.prefill(micro_batch)
         cached = work.input_len * (chunks - 1) / (2 * chunks)  # what a chunk's pass reads, on average
         new = work.input_len / chunks
-        prefill = self._pass(place, schedule, prompt, (cached, new, disk_share), chunks)
-        decode = self._pass(place, schedule, work.decode(micro_batch), (work.mean_length, 1, disk_share))
+        reads_s = self.stage_seconds(prompt) / chunks
+        prefill = self.pass_time(place, schedule, (micro_batch, cached, new), reads_s, disk_share)
+        decode_s, moved = self.stage_seconds(work.decode(micro_batch)), (micro_batch, work.mean_length, 1)
+        decode = self.pass_time(place, schedule, moved, decode_s, disk_share)
         seconds = chunks * prefill.seconds + (work.output_len - 1) * decode.seconds
         return OffloadPlan(
             caches=place,
@@ -157,19 +166,24 @@ class _Machine:
         activations = self.question.counts.activation_bytes((micro_batch, new, work.length))
         return weights + caches + activations + RESERVE_BYTES
 
-    def _pass(
+    def stage_seconds(self, point: Point) -> float:
+        """Return the time in which a stage computes a micro-batch at (B, S, T) at best."""
+        return floor(self.question.counts, point, self.gpu).seconds / self.stages
+
+    def pass_time(
         self,
         place: CachePlace,
         schedule: BlockSchedule,
-        point: Point,
-        moved: tuple[float, float, float],
-        passes: int = 1,
+        moved: tuple[int, float, float],
+        computes_s: float,
+        disk_share: float,
     ) -> PassTime:
-        """Return the time of a pass. point: (B, S, T) of a micro-batch over all `passes`.
+        """Return the time of a pass whose stages compute a micro-batch in `computes_s` each.
 
-        moved: cached tokens that a sequence reads, tokens that it adds, and the share of weights on disk.
+        moved: a micro-batch's sequences, the cached tokens that each reads, and those that it adds. disk_share: of the
+        weights.
         """
-        read, added, disk_share = moved
+        sequences, read, added = moved
         model, host = self.question.model, self.host
         link = 1e9 * known_links().links[self.gpu.host_link].gb_per_s if self.gpu.host_link else 0.0
         to_device, to_host = host.to_device_bytes_per_s or link, host.to_host_bytes_per_s or link
@@ -180,11 +194,10 @@ class _Machine:
         fetches: dict[Lane, float] = {}
         stores: dict[Lane, float] = {}
         if place != "device":
-            per_token = point[0] * model.kv_bytes_per_token / self.stages
-            states = point[0] * model.state_bytes / self.stages
+            per_token = sequences * model.kv_bytes_per_token / self.stages
+            states = sequences * model.state_bytes / self.stages
             fetched, stored = per_token * read + states, per_token * added + states
             fetches, stores = {"to_device": fetched / to_device}, {"to_host": stored / to_host}
             if place == "disk":
                 fetches["read"], stores["write"] = fetched / host.read_bytes_per_s, stored / host.write_bytes_per_s
-        computes = floor(self.question.counts, point, self.gpu).seconds / (self.stages * passes)
-        return pass_time(schedule, StepSeconds(computes, loads, fetches, stores))
+        return pass_time(schedule, StepSeconds(computes_s, loads, fetches, stores))

@@ -58,7 +58,7 @@ class RooflineTimes:
     _lines: dict[int, tuple[Line, Line]] = field(default_factory=dict, repr=False, compare=False)
     _prefill: dict[tuple[int, int, int], float] = field(default_factory=dict, repr=False, compare=False)
 
-    def decode_lines(self, batch: int) -> tuple[Line, Line]:
+    def decode_lines(self, batch: int, cached: int) -> tuple[Line, Line]:  # noqa: ARG002
         """Return the lines of memory and of compute; see StepTimes.
 
         Both are exact, since counts are linear in the length.

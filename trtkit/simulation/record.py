@@ -86,9 +86,18 @@ class StepSums:
         has_gaps = (counts > 0) & (seconds > 0)
         gaps, weights = (seconds[has_gaps] / counts[has_gaps], (rows * counts)[has_gaps])
         self.gaps += np.bincount(gap_indices(gaps), weights, _PLACES)
-        bins = (begin_s / self.bin_s).astype(np.int64)
+        index, bins, within_s = self._intervals(begin_s, end_s)
         for totals, requests in ((self.waiting_s, waiting), (self.running_s, running)):
-            np.add.at(totals, bins[bins < BINS], (requests * seconds)[bins < BINS])
+            np.add.at(totals, bins, requests[index] * within_s)
+
+    def _intervals(self, begin_s: Array, end_s: Array) -> tuple[Array, Array, Array]:
+        """Return the intervals in which steps ran, in order: step, interval, seconds within it; [M] each."""
+        first, last = (np.minimum(each / self.bin_s, BINS).astype(np.int64) for each in (begin_s, end_s))
+        counts = np.minimum(last, BINS - 1) + 1 - first  # 0 for steps after the last interval
+        index = np.repeat(np.arange(len(first)), counts)
+        bins = np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts - first, counts)
+        within_s = np.minimum(end_s[index], (bins + 1) * self.bin_s) - np.maximum(begin_s[index], bins * self.bin_s)
+        return index, bins, np.maximum(within_s, 0.0)
 
 
 def _sum(start: float, values: Array) -> float:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trtkit.simulation.record import Recorder
     from trtkit.simulation.replica_options import ReplicaOptions
     from trtkit.simulation.requests import SimulatedRequest
-    from trtkit.simulation.times import Line
+    from trtkit.simulation.times import Line, PackedTimes
 
 
 @dataclass
@@ -168,6 +168,7 @@ class Replica:
             token_tile=options.token_tile,
             copies_in_background=options.copies_in_background,
             shares_prefixes=options.block_tokens > 0,
+            in_blocks=options.in_blocks,
         )
         self.scheduler: Scheduler[SimulatedRequest] = Scheduler(self._cache, shared, self._clock)
         running, self._slots, self._host = self.scheduler.running, self.scheduler.slots, self.scheduler.memory.host
@@ -250,8 +251,9 @@ class Replica:
         run = self._run = _Run(batch, now_s, self._clock.now_s, lengths, lefts, len(queue))
         if decode.size:
             rows = rows_between(decode)  # with idle rows between decoding ones
-            run.steps, run.left, run.lines = 1, lefts.item(lefts.argmin()), self._lines(lengths, rows)
+            run.steps, run.left = 1, lefts.item(lefts.argmin())
             run.cached = sum(lengths.tolist()) - decode.size  # all but the last token of each sequence
+            run.lines = self._lines(lengths, rows, run.cached)
         if batch.prefill:
             self._time_prompts(run, rows)
             return
@@ -288,18 +290,21 @@ class Replica:
             run.groups_s = [self._group_s(group) for group in batch.prefill]
         self.event_s = run.begin_s + run.decode_s + sum(run.groups_s)
 
-    def _lines(self, lengths: Ints, rows: int) -> tuple[Line, Line]:
+    def _lines(self, lengths: Ints, rows: int, cached: int) -> tuple[Line, Line]:
         """Return the lines of a decode step of `rows`, idle ones included; they are level if it reads windows.
 
-        lengths: [R], of the sequences, with their new tokens.
+        lengths: [R], of the sequences, with their new tokens. cached: tokens of all of them.
         """
         times, windows = self.options.times, self.options.windows
         if windows is None:
-            return times.decode_lines(rows)
+            return times.decode_lines(rows, cached)
         calls = windows.calls(lengths)
         if len(calls) == 1:  # idle rows between decoding ones read as many
             calls = [(rows, calls[0][1])]
-        seconds = sum(step_s(times.decode_lines(count), count * (window - 1)) for count, window in calls)
+        seconds = 0.0
+        for count, window in calls:
+            read = count * (window - 1)
+            seconds += step_s(times.decode_lines(count, read), read)
         return (seconds, 0.0), (seconds, 0.0)
 
     def _read(self, lengths: Ints, rows: int, cached: int) -> int:
@@ -396,7 +401,7 @@ class Replica:
             longest = self.options.windows.of(max(length for _, length in pieces))
             pieces = [(new, longest) for new, _ in pieces]
         idle = idle_tokens(rows, sum(chunk.count for chunk in group), self.options.token_tile)
-        return self.options.times.mixed_s(rows, cached, pieces, idle)
+        return cast("PackedTimes", self.options.times).mixed_s(rows, cached, pieces, idle)
 
     def _note_costs(self, run: _Run) -> None:
         """Record the costs of the latest steps, by which the scheduler chooses what the host keeps."""
@@ -421,8 +426,11 @@ class Replica:
         return Passed(rows, running - rows, run.waiting, held, unread, reserved, run.started_s, end_s, run.steps)
 
     def _steps_alike(self, run: _Run) -> int:
-        """Return how many decode steps need no more pages than are free, and fill no blocks that would be saved."""
-        steps, decode = 1 if run.batch.preempted else run.left, run.batch.decode
+        """Return how many decode steps need no more pages than are free, and fill no blocks that would be saved.
+
+        One if requests run in blocks: each pass of stages in turn has its own time.
+        """
+        steps, decode = 1 if run.batch.preempted or self.options.in_blocks else run.left, run.batch.decode
         if self.options.windows is not None:
             steps = min(steps, self.options.windows.steps_alike(run.lengths))
         if self._cache.pages is not None:

@@ -59,7 +59,8 @@ class ReplicaOptions:
     worth sharing. gpus: that share the model. is_packed: whether prompts share the calls of decoding slots.
     token_tile: tokens that such a call computes together. copies_in_background: whether steps run while caches are
     copied to the host and back. windows: what steps copy of caches before they read it; None if they read what is
-    cached, or whole slots.
+    cached, or whole slots. in_blocks: whether requests start together once all earlier ones have ended, as for stages
+    in turn.
     """
 
     times: StepTimes
@@ -80,3 +81,4 @@ class ReplicaOptions:
     token_tile: int = 1
     copies_in_background: bool = False
     windows: ReadWindows | None = None
+    in_blocks: bool = False

@@ -23,24 +23,29 @@ Line = tuple[float, float]
 class StepTimes(Protocol):
     """Durations of the network's calls."""
 
-    def decode_lines(self, batch: int) -> tuple[Line, Line]:
+    def decode_lines(self, batch: int, cached: int) -> tuple[Line, Line]:
         """Return two lines in the batch's cached tokens; a decode step takes the larger value.
 
-        batch: rows, idle ones included.
+        batch: rows, idle ones included. cached: where the lines must hold; all others do everywhere, those of stages
+        in turn nowhere else.
         """
 
     def prefill_s(self, rows: int, tokens: int, length: int) -> float:
         """Return the seconds of a call for the next `tokens` of `rows` prompts, after which `length` are cached."""
+
+    @property
+    def copy_s_per_token(self) -> float:
+        """Seconds to copy a token's cache between device and host."""
+
+
+class PackedTimes(StepTimes, Protocol):
+    """Durations of the calls of a network that takes packed ones."""
 
     def mixed_s(self, rows: int, cached: int, pieces: Sequence[Piece], idle: int = 0) -> float:
         """Return the seconds of a packed call: `rows` decode, with `cached` tokens in all, others read chunks.
 
         idle: computed tokens that nobody reads.
         """
-
-    @property
-    def copy_s_per_token(self) -> float:
-        """Seconds to copy a token's cache between device and host."""
 
 
 def decode_s(lines: tuple[Line, Line], batch: int, cached: int, steps: int) -> float:
@@ -114,7 +119,7 @@ class MeasuredTimes:
     prefill_pair_s: float = 0.0
     copy_token_s: float = 0.0
 
-    def decode_lines(self, batch: int) -> tuple[Line, Line]:
+    def decode_lines(self, batch: int, cached: int) -> tuple[Line, Line]:  # noqa: ARG002
         """Return the same line twice; see StepTimes."""
         line = self.decode_step_s + self.decode_row_s * batch, self.decode_cached_token_s
         return line, line

@@ -69,7 +69,7 @@ class TokensReference(ABC):
         self, prompt: Sequence[int], new_tokens: int, stop: Sequence[int] = (), media: Media = None
     ) -> list[int]:
         """Return the greedy continuation of one prompt, up to a stop token, by `generate`."""
-        inputs = self._inputs(prompt, media)
+        inputs, text = self._inputs(prompt, media), self.model.config.get_text_config(decoder=True)
         with torch.inference_mode():
             sequences = self.model.generate(
                 **{**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])},
@@ -77,6 +77,7 @@ class TokensReference(ABC):
                 do_sample=False,
                 eos_token_id=list(stop) or None,
                 pad_token_id=0,
+                use_cache=getattr(text, "sliding_window", None) != 1,  # its cache of such a window keeps all tokens
             )
         answer = [int(token) for token in sequences[0, len(prompt) :]]
         return answer[:-1] if answer and answer[-1] in stop else answer

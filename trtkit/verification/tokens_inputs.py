@@ -20,6 +20,7 @@ from trtkit.inputs.images import read_image
 from trtkit.llm.encoded import AudioPrompts, TextPrompts, reference_encoder
 from trtkit.llm.images import ImagePrompts, reference_tower
 from trtkit.models.model import VISION
+from trtkit.models.registry import decoder_spec
 from trtkit.network.input_spec import ENCODED_MASK
 from trtkit.quantization_methods import FORMATS
 from trtkit.quantized_matrix import QuantizedMatrix
@@ -152,7 +153,8 @@ _RANDOM_LENGTHS = (9, 17, 4)
 def read_prompts(paths: Sequence[str], opened: DecoderSource, options: LlmOptions) -> list[TokenSample]:
     """Return one prompt per line of the given text files, or trtkit's own; random ids without a tokenizer.
 
-    Raises SourceError for files that cannot be read and for prompts that are empty or too long.
+    Raises SourceError for files that cannot be read, for prompts that are empty or too long, and for a tokenizer of
+    another model.
     """
     try:
         tokenizer = encoder(opened)
@@ -162,11 +164,15 @@ def read_prompts(paths: Sequence[str], opened: DecoderSource, options: LlmOption
         return _random_prompts(int(opened.config["vocab_size"]), options)
     if not paths:
         encoded = [(text, tokenizer.encode(text)[: options.max_sequence_length - 1]) for text in _TEXTS]
-        return [TokenSample(_short(text), list(ids), tokenizer.decode) for text, ids in encoded]
-    texts = [line for path in paths for line in _lines(Path(path))]
-    prompts = [TokenSample(_short(text), list(tokenizer.encode(text)), tokenizer.decode) for text in texts]
+    else:
+        encoded = [(line, tokenizer.encode(line)) for path in paths for line in _lines(Path(path))]
+    prompts = [TokenSample(_short(text), list(ids), tokenizer.decode) for text, ids in encoded]
+    size = decoder_spec(opened.config, opened.where).vocab_size
     for prompt in prompts:
-        if not 0 < len(prompt.ids) < options.max_sequence_length:
+        if prompt.ids and max(prompt.ids) >= size:
+            what = f"the tokenizer gives token {max(prompt.ids)}; the model's vocabulary ends at {size - 1}"
+            raise SourceError(what, prompt.name, "put the model's own tokenizer into its folder")
+        if paths and not 0 < len(prompt.ids) < options.max_sequence_length:
             what = f"the prompt has {len(prompt.ids)} tokens; a slot holds {options.max_sequence_length}"
             raise SourceError(what, prompt.name, "shorten it, or raise `llm.max_sequence_length`")
     return prompts

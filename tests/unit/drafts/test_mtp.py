@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
 
 from tests.support.decoders import builds, model_of, relative_rms, rtx
 from tests.support.generation import case_of
@@ -44,6 +49,7 @@ YARN = {
     "mscale_all_dim": 1.3,
     "original_max_position_embeddings": 16,
 }
+FULL, SLIDING = ["full_attention"], ["sliding_attention"]
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe": ("glm4_moe", {}),
     "glm4_moe-biases": ("glm4_moe", {"attention_bias": True, "use_qk_norm": False, "rms_norm_eps": 1e-3}),
@@ -54,6 +60,20 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3-yarn": ("deepseek_v3", {"rope_parameters": YARN, "norm_topk_prob": False}),
     "glm4_moe_lite": ("glm4_moe_lite", {}),
     "glm4_moe_lite-no_q_rank": ("glm4_moe_lite", {"q_lora_rank": None, "n_group": 3, "topk_group": 2}),
+    "exaone_moe": ("exaone_moe", {}),
+    "exaone_moe-sliding": ("exaone_moe", {"layer_types": [*SLIDING, *FULL, *SLIDING]}),
+    "mellum": ("mellum", {}),
+    "mellum-dense": (
+        "mellum",
+        {"layer_types": [*SLIDING, *FULL * 2], "mlp_layer_types": ["sparse", "dense", "dense"]},
+    ),
+    "mimo": ("mimo", {}),
+    "mimo-sliding": ("mimo", {"layer_types": SLIDING * 3, "use_sliding_window": True, "sliding_window": 4}),
+    "mimo-tied": ("mimo", {"tie_word_embeddings": True, "rms_norm_eps": 1e-3}),
+    "mimo_v2_flash": ("mimo_v2_flash", {}),
+    "mimo_v2_flash-biases": ("mimo_v2_flash", {"attention_bias": True, "attention_value_scale": 0.3}),
+    "qwen3_5_text": ("qwen3_5_text", {}),
+    "qwen3_5_moe_text-tied": ("qwen3_5_moe_text", {"tie_word_embeddings": True}),
     "qwen3_next": ("qwen3_next", {}),
     "qwen3_next-tied": ("qwen3_next", {"tie_word_embeddings": True, "attention_bias": True}),
     "qwen3_next-dense": ("qwen3_next", {"mlp_only_layers": [0, 2]}),
@@ -61,8 +81,12 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 WIRED = [
     "glm4_moe",
+    "mimo",
     "qwen3_next",
-    *(pytest.param(form, marks=pytest.mark.slow) for form in ("deepseek_v3", "glm4_moe_lite")),
+    *(
+        pytest.param(form, marks=pytest.mark.slow)
+        for form in ("deepseek_v3", "exaone_moe", "glm4_moe_lite", "mellum", "mimo_v2_flash")
+    ),
 ]
 
 
@@ -128,8 +152,26 @@ def test_guesses_and_chained_guesses_match_torch(form: str, tmp_path: Path) -> N
         assert relative_rms(ours_next[0], states[0, -1]) < 1e-5
 
 
+@pytest.mark.parametrize("form", ["glm4_moe", "deepseek_v3", "mellum"])
+@torch.inference_mode()
+def test_guesses_match_transformers(form: str, tmp_path: Path) -> None:
+    """`MtpModel`, which `generate(use_mtp=True)` guesses with, reads the folder itself."""
+    _, opened = opened_form(form, tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="eager")
+    if form != "mellum":  # modules are known by the number of the layers of published sizes
+        model._keys_to_ignore_on_load_unexpected = [r"model\.layers\.2\..*"]
+    module = MtpModel.from_pretrained(model)
+    ids = torch.randint(3, 67, (1, 12))
+    hidden, following = model.model(ids).last_hidden_state[:, :-1], ids[:, 1:]
+    places, cache = torch.arange(11)[None], MtpCache(config=model.config.get_mtp_config())
+    states = module.forward_layer(0, hidden, places, cache, input_ids=following)
+    ours, ours_next = opened.step(0, following.expand(2, -1), hidden.expand(2, -1, -1), [11, 11])
+    assert relative_rms(ours[0], model.lm_head(states)[0, -1]) < 1e-5
+    assert relative_rms(ours_next[0], states[0, -1]) < 1e-5
+
+
 def swapped(pair: Pair) -> None:
-    pair.module.swaps = True
+    pair.module.swaps = not pair.module.swaps
 
 
 def norms_exchanged(pair: Pair) -> None:
@@ -238,6 +280,22 @@ def test_quantized_module_is_dequantized(tmp_path: Path) -> None:
     assert torch.equal(torch.from_numpy(read.arrays["layers.2.attention.o.weight"]), expected)
 
 
+def test_module_beside_a_tower_is_read(tmp_path: Path) -> None:
+    """Qwen3.5's published files hold a tower, the language model and the module."""
+    _, alone = opened_form("qwen3_5_text", tmp_path / "model")
+    folder = tmp_path / "model"
+    fields, weights = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    outer = {"model_type": "qwen3_5", "vision_config": {"hidden_size": 8}}
+    text = {**fields, "mtp_num_hidden_layers": 1}
+    (folder / "config.json").write_text(json.dumps({**outer, "text_config": text}))
+    renamed = {re.sub(r"^model\.", "model.language_model.", name): weight for name, weight in weights.items()}
+    save_file({**renamed, "model.visual.merger.norm.weight": torch.ones(8)}, folder / "model.safetensors")
+    source = open_hf_folder(folder)
+    read = open_speculator(folder, stored_spec(source.config, source.where, source.checkpoint))
+    assert read.spec == alone.read.spec
+    assert all(np.array_equal(read.arrays[path], array) for path, array in alone.read.arrays.items())
+
+
 def rewrite(name: str, value: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         fields = json.loads((folder / "config.json").read_text())
@@ -294,15 +352,14 @@ def test_module_of_a_model_of_another_family_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model_type", "names"),
     [
-        ("mimo_v2_flash", ": its weights `model.mtp.*` are not read"),
-        ("exaone_moe", ": its weights `mtp.*` are not read"),
         ("axk1", ": its weights `model.layers.3.*` or `model.layers.0.mlp.post_mlp_layernorm*` are not read"),
         ("llama", ""),
     ],
 )
 def test_modules_of_other_families_are_refused_by_their_names(model_type: str, names: str) -> None:
     what = f"MTP modules of a `{model_type}` are not supported, only those of "
-    what += "deepseek_v3, glm4_moe, glm4_moe_lite, qwen3_next"
+    what += "deepseek_v3, exaone_moe, glm4_moe, glm4_moe_lite, mellum, mimo, mimo_v2_flash, "
+    what += "qwen3_5_moe_text, qwen3_5_text, qwen3_next"
     assert list(open_kind("mtp").obstacles(model_of(case_of(model_type)).spec)) == [what + names]
 
 
@@ -311,8 +368,11 @@ def test_modules_of_other_families_are_refused_by_their_names(model_type: str, n
     [
         ({"model_type": "deepseek_v3"}, True),
         ({"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}, True),
-        ({"model_type": "mimo", "num_nextn_predict_layers": 1}, True),
-        ({"model_type": "mimo", "num_nextn_predict_layers": 0}, False),
+        ({"model_type": "mimo", "num_nextn_predict_layers": 0}, True),
+        ({"model_type": "unknown", "num_nextn_predict_layers": 1}, True),
+        ({"model_type": "unknown", "num_nextn_predict_layers": 0}, False),
+        ({"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text"}}, True),
+        ({"model_type": "llava", "text_config": {"model_type": "llama"}}, False),
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, False),
         ({"model_type": "deepseek_v3", "speculators_model_type": "mtp"}, False),
     ],

@@ -283,13 +283,16 @@ def test_a_tower_of_another_size(tmp_path: Path) -> None:
         image_traits({**QWEN3, "vision_config": {"deepstack_visual_indexes": 3}})
 
 
-def test_what_predicts_several_tokens_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_modules", [False, True])
+def test_what_predicts_several_tokens_is_kept_where_the_config_states_it(tmp_path: Path, *, has_modules: bool) -> None:
     """Qwen3.5's files have it next to tower and language model."""
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    stated = {"mtp_num_hidden_layers": 1} if has_modules else {}
+    config = {**QWEN3, "text_config": {**QWEN3["text_config"], **stated}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     stored = StoredArray((2,), lambda: np.zeros(2))
     names = ("model.language_model.norm.weight", "model.visual.merger.norm.weight", "mtp.fc.weight")
     _, inner = unwrap(tmp_path / "config.json", dict.fromkeys(names, stored))
-    assert list(inner) == ["model.norm.weight"]
+    assert list(inner) == ["model.norm.weight", *(["mtp.fc.weight"] if has_modules else [])]
 
 
 def test_a_family_that_is_not_known() -> None:

@@ -12,8 +12,8 @@ from trtkit.errors import PlanError
 from trtkit.planning.gpus import PlannedGpu, Ring, find_gpus, known_links, planned_gpus, send_s
 
 KEYS = (  # noqa: SIM905
-    "v100 t4 a10 a40 a6000 rtx3090 a100-40 a100-80 l4 l40 l40s rtx4090 h100 h100pcie h20 h200 b200 gb200 b300 gb300 "
-    "rtx5090 gb10 orin thor mi300x m2ultra br100"
+    "v100 t4 a10 a30 a40 a6000 rtx3090 a100-40 a100-80 l4 l40 l40s rtx4090 h100 h100pcie h20 h200 b200 gb200 b300 "
+    "gb300 rtx5090 gb10 orin thor mi300x m2ultra br100"
 ).split()
 OTHERS = {"mi300x", "m2ultra", "br100"}
 """Of other makers."""

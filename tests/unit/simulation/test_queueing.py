@@ -15,6 +15,7 @@ from trtkit.llm.scheduler import ScheduleOptions, SchedulingParams
 from trtkit.simulation.fleet import ROUTERS, FleetOptions, simulate
 from trtkit.simulation.replica_options import ReadWindows, ReplicaOptions
 from trtkit.simulation.requests import Traffic
+from trtkit.simulation.summary import summarize
 from trtkit.simulation.times import MeasuredTimes, decode_s
 
 if TYPE_CHECKING:
@@ -267,3 +268,11 @@ def test_sequences_of_pages_share_calls_by_their_lengths(call_tokens: int, calls
     lengths = np.array([60, 50, 900])
     assert windows.calls(lengths) == calls
     assert windows.steps_alike(lengths) == 5  # until the first has 65
+
+
+def test_requests_wait_while_others_come_also_if_all_come_at_once() -> None:
+    """One of 10 runs during the whole of the interval in which requests come, however short it is."""
+    traffic = Traffic(np.zeros(10), np.full(10, 100), np.full(10, 50))
+    options = FleetOptions(ReplicaOptions(TIMES, 1, 1024))
+    summary = summarize(traffic, simulate(traffic, options), options, {})
+    assert (summary.waiting, summary.running) == (pytest.approx(9), pytest.approx(1))

@@ -69,7 +69,7 @@ def test_a_packed_call_of_one_kind_takes_what_a_call_of_that_kind_does(
     name: str, rows: int, cached: int, new: int, before: int
 ) -> None:
     found = times(name)
-    decoding = decode_s(found.decode_lines(rows), rows, cached, 1)
+    decoding = decode_s(found.decode_lines(rows, cached), rows, cached, 1)
     assert found.mixed_s(rows, cached, []) == pytest.approx(decoding, rel=1e-5)  # lines round their counts
     assert found.mixed_s(0, 0, [(new, before + new)]) == pytest.approx(found.prefill_s(1, new, before + new))
 

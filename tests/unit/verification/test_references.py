@@ -10,10 +10,16 @@ import onnx
 import pytest
 
 from tests.support import models
+from tests.support.decoder_case import case
+from tests.support.engine_decoders import config_of
+from trtkit.builder.decoders import llm_options, open_decoder
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import SourceError
+from trtkit.resolve import resolve
 from trtkit.sources.digest import digest_source
+from trtkit.verification.decoder_reference import TransformersReference
 from trtkit.verification.references import NetworkOrigin, OnnxRuntimeReference, choose_reference
+from trtkit.verification.tokens_inputs import read_prompts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,3 +129,24 @@ def test_what_onnx_runtime_refuses_is_an_error(tmp_path: Path) -> None:
         OnnxRuntimeReference(path, "")
     assert str(error.value).startswith(f"{path}: ONNX Runtime cannot load the model: ")
     assert "NoSuchOperator" in str(error.value)
+
+
+def test_tokens_of_a_window_of_one_token_are_those_of_the_logits(tmp_path: Path) -> None:
+    """transformers' cache of such a window keeps all tokens, so that `generate` sees too many."""
+    config = config_of(case("one-token", "cwm", sliding_window=1), tmp_path)
+    reference, ids = TransformersReference(open_decoder(resolve(config)).source), [7, 8, 9, 10, 11]
+    answer = reference.greedy(ids, 12)
+    for token in answer:
+        assert token == int(reference.logits(ids)[-1].argmax())
+        ids.append(token)
+    assert len(answer) == 12
+
+
+def test_a_tokenizer_of_another_model_is_named(tmp_path: Path) -> None:
+    config = config_of(case("few-tokens", "llama", vocab_size=128), tmp_path)
+    opened = open_decoder(resolve(config))
+    (tmp_path / "prompts.txt").write_text("\u00e9\n")
+    for paths, name in (((), "Gravity is"), ((str(tmp_path / "prompts.txt"),), "\u00e9")):
+        with pytest.raises(SourceError, match="the tokenizer gives token") as error:
+            read_prompts(paths, opened.source, llm_options(opened.config))
+        assert (error.value.where, "the model's vocabulary ends at 127" in error.value.what) == (name, True)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from trtkit.drafts.mtp.spec import MtpSpec
-    from trtkit.models.spec import DecoderSpec
     from trtkit.network.blocks.mixer import Attending
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.decoder_options import DecoderOptions
@@ -29,15 +28,18 @@ def build_network(
     graph: Graph, spec: MtpSpec, known: np.ndarray, arrays: Mapping[str, Array], options: DecoderOptions
 ) -> None:
     """Add a module to an empty graph, with the inputs and outputs of `build_layer_head`."""
-    head = LayerHead(spec.decoder, partial(_layer, spec.decoder), gives_normed=True)
+    head = LayerHead(spec.decoder, partial(_layer, spec), gives_normed=True)
     build_layer_head(graph, head, known, arrays, options)
 
 
 def _layer(
-    decoder: DecoderSpec, weights: Weights, embedded: Tensor, hidden: Tensor, memory: Attending
+    spec: MtpSpec, weights: Weights, embedded: Tensor, hidden: Tensor, memory: Attending
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Apply the module to embeddings and hidden states [B, S, D]; return [B, S, D] and its cache."""
-    norm = decoder.block.norm
-    normed = [norm_block(weights, EMBEDDING_NORM, embedded, norm), norm_block(weights, HIDDEN_NORM, hidden, norm)]
-    x = weights.linear(PROJECTION, concat(normed, -1))
-    return decoder_layer(weights, x, decoder.block, decoder.layers[0], memory)
+    block = spec.decoder.block
+    normed = [
+        norm_block(weights, EMBEDDING_NORM, embedded, block.norm),
+        norm_block(weights, HIDDEN_NORM, hidden, block.norm),
+    ]
+    x = weights.linear(PROJECTION, concat(normed[::-1] if spec.joins_hidden_first else normed, -1))
+    return decoder_layer(weights, x, block, spec.decoder.layers[0], memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,20 @@ if TYPE_CHECKING:
     from trtkit.llm.execution import ReferenceDecoder
 
 _CLASSES = {
-    "deepseek_v3": "DeepseekV3",
-    "glm4_moe": "Glm4Moe",
-    "glm4_moe_lite": "Glm4MoeLite",
-    "qwen3_next": "Qwen3Next",
+    "deepseek_v3": ("deepseek_v3", "DeepseekV3"),
+    "exaone_moe": ("exaone_moe", "ExaoneMoe"),
+    "glm4_moe": ("glm4_moe", "Glm4Moe"),
+    "glm4_moe_lite": ("glm4_moe_lite", "Glm4MoeLite"),
+    "mellum": ("mellum", "Mellum"),
+    "mimo": ("qwen2", "Qwen2"),
+    "mimo_v2_flash": ("mimo_v2_flash", "MiMoV2Flash"),
+    "qwen3_5_moe_text": ("qwen3_5_moe", "Qwen3_5Moe"),
+    "qwen3_5_text": ("qwen3_5", "Qwen3_5"),
+    "qwen3_next": ("qwen3_next", "Qwen3Next"),
 }
-"""Prefixes of transformers' class names, by family."""
+"""The folder of transformers with a family's classes, and the prefix of their names."""
+_RENAMED = {"pre_mlp_layernorm.weight": "post_attention_layernorm.weight"}
+"""Names in the layer of MiMo-V2-Flash's module, and transformers' own."""
 _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
@@ -38,40 +47,53 @@ class MtpReference:
         import torch
 
         assert isinstance(opened.spec, MtpSpec)
-        decoder, model_type = opened.spec.decoder, str(opened.layer_fields["model_type"])
+        decoder, self._joins_hidden_first = opened.spec.decoder, opened.spec.joins_hidden_first
         path = f"layers.{decoder.first_layer}."
-        classes = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
-        configs = importlib.import_module(f"transformers.models.{model_type}.configuration_{model_type}")
-        start = _CLASSES[model_type]
-        config = getattr(configs, f"{start}Config")(**opened.layer_fields)
+        folder, start = _CLASSES[str(opened.layer_fields["model_type"])]
+        classes = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+        configs = importlib.import_module(f"transformers.models.{folder}.configuration_{folder}")
+        text = f"{start}Text" if hasattr(configs, f"{start}TextConfig") else start
+        self._config = config = getattr(configs, f"{text}Config")(**opened.layer_fields)
         config._attn_implementation = config._experts_implementation = "eager"
         weights = {name: torch.from_numpy(np.array(array, np.float32)) for name, array in arrays.items()}
         self._table, self._lm_head = weights.pop(TABLE), weights.pop(LM_HEAD)
         self._projection = weights.pop(f"{path}{PROJECTION}.weight")
         self._layer = getattr(classes, f"{start}DecoderLayer")(config, 0)
-        self._rotary = getattr(classes, f"{start}RotaryEmbedding")(config)
+        self._rotary = getattr(classes, f"{text}RotaryEmbedding")(config)
         paths = (f"{path}{EMBEDDING_NORM}.weight", f"{path}{HIDDEN_NORM}.weight", "final_norm.weight")
         norm_class = getattr(classes, f"{start}RMSNorm")
         self._norms = [_norm(norm_class(config.hidden_size, config.rms_norm_eps), weights.pop(name)) for name in paths]
         inner = decoder.names["layers.{i}.attention_norm"].removesuffix("input_layernorm")
         start_of_layer = inner.format(i=decoder.first_layer)
         names = {weight.path: weight.name.removeprefix(start_of_layer) for weight in opened.spec.network_weights()}
-        self._layer.load_state_dict(_stacked({names[name]: weight for name, weight in weights.items()}))
+        own = {_RENAMED.get(names[path], names[path]): weight for path, weight in weights.items()}
+        self._layer.load_state_dict(_stacked(own))
         self._layer.eval()
 
     def __call__(self, ids: Sequence[int], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [S, V] and hidden states for the next guess [S, D] from next tokens and hidden states."""
         import torch
 
-        count = len(ids)
         of_embedding, of_hidden, last = self._norms
-        joined = torch.cat([of_embedding(self._table[torch.tensor(list(ids))]), of_hidden(hidden)], -1)
+        parts = [of_embedding(self._table[torch.tensor(list(ids))]), of_hidden(hidden)]
+        joined = torch.cat(parts[::-1] if self._joins_hidden_first else parts, -1)
         x = torch.nn.functional.linear(joined, self._projection)[None]
-        mask = torch.full((count, count), torch.finfo(x.dtype).min).triu(1)[None, None]
-        positions = torch.arange(count)[None]
-        turned = self._rotary(x, positions)
+        positions = torch.arange(len(ids))[None]
+        turned, mask = self._turned_and_masked(x, positions)
         x = last(self._layer(x, position_embeddings=turned, attention_mask=mask, position_ids=positions)[0])
         return torch.nn.functional.linear(x, self._lm_head), x
+
+    def _turned_and_masked(
+        self, x: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Return rotary embeddings and the mask of the layer's type."""
+        from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+        kind = (getattr(self._config, "layer_types", None) or ["full_attention"])[0]
+        has_types = "layer_type" in inspect.signature(self._rotary.forward).parameters
+        create = create_sliding_window_causal_mask if kind == "sliding_attention" else create_causal_mask
+        mask = create(self._config, x, attention_mask=None, past_key_values=None, position_ids=positions)
+        return self._rotary(x, positions, **({"layer_type": kind} if has_types else {})), mask
 
 
 def _norm(module: torch.nn.Module, weight: torch.Tensor) -> torch.nn.Module:

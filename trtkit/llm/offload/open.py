@@ -10,7 +10,7 @@ from trtkit.llm.execution.cache_size import page_tokens_of
 from trtkit.llm.execution.single import Peers, open_rank
 from trtkit.llm.offload.caches import DiskMemory, HostMemory, StageCaches
 from trtkit.llm.offload.decoder import OffloadedDecoder, OffloadedStage
-from trtkit.llm.offload.schedule import FEWEST_STAGES, BlockSchedule
+from trtkit.llm.offload.schedule import FEWEST_STAGES, BlockSchedule, usual_micro_batch
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from trtkit.llm.execution.single import ExecutionOptions, OpenOptions
 
 _OPTION = "offload"
-_PARTS_OFF_DEVICE = 4
-"""Default number of micro-batches if caches are off the device, whose buffers hold three of them."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +73,14 @@ def check_offload(bundle: Bundle, how: ExecutionOptions) -> None:
 
 def _slots(options: OpenOptions) -> _Slots:
     """Return how sequences are divided. Raises RequestError for an empty micro-batch or one larger than all slots."""
-    total, chosen = options.slots, options.how.micro_batch
-    stays = options.how.offload == "device"
-    micro_batch = chosen if chosen is not None else total if stays else -(-total // _PARTS_OFF_DEVICE)
+    total, chosen, place = options.slots, options.how.micro_batch, options.how.offload
+    assert place is not None
+    micro_batch = usual_micro_batch(place, total) if chosen is None else chosen
     if not 1 <= micro_batch <= total:
         what = f"{micro_batch} sequences are not a micro-batch of {total} slots"
         raise RequestError(what, "micro_batch", f"use 1 to {total}")
     buffers = BlockSchedule(FEWEST_STAGES, 1).buffers
-    return _Slots(total, micro_batch, total if stays else buffers * micro_batch)
+    return _Slots(total, micro_batch, total if place == "device" else buffers * micro_batch)
 
 
 def _caches(execution: RankExecution, place: str, slots: int, first: StageCaches | None) -> StageCaches:

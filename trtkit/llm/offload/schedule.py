@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from trtkit.serving_options import CachePlace
+
 FEWEST_STAGES = 3
 """With two stages, one would compute while the other is loaded: all weights would be in memory."""
 _MOST_BUFFERS = 3
@@ -25,6 +27,14 @@ _MOST_BUFFERS = 3
 Lane = Literal["compute", "to_device", "to_host", "read", "write"]
 """Resources that work concurrently: the device, both directions of its link to the host, and those of the disk."""
 LANES: tuple[Lane, ...] = ("compute", "to_device", "to_host", "read", "write")
+
+
+def usual_micro_batch(place: CachePlace, slots: int) -> int:
+    """Return the size of a micro-batch that nobody chose: of all slots if caches stay on the device, else a quarter.
+
+    Off the device, its buffers hold three micro-batches.
+    """
+    return slots if place == "device" else -(-slots // 4)
 
 
 class Cell(NamedTuple):

@@ -33,10 +33,20 @@ DEFAULTS = {
     "first_k_dense_replace": 1,
 }
 
+# Of the modules that predict later tokens, with values of the right types.
+LATER_TOKENS = {
+    "num_nextn_predict_layers": 0,
+    "mtp_layer_types": [],
+    "mtp_sliding_windows": [],
+    "mtp_share_layers": False,
+    "mtp_loss_scaling_factor": 0.0,
+}
 INSIDE = {**SHARED_EXPERT_NAMES, "moe.choice_bias": "mlp.e_score_correction_bias"}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
+    for name, usual in LATER_TOKENS.items():
+        config.get(name, usual)
     norm = rms_norm_part(config)
     attention = replace(attention_part(config), norm=norm, qk_norm="head")
     windows = patterned_windows(config)
@@ -45,5 +55,7 @@ def spec(config: HfConfig) -> DecoderSpec:
     layers = layers_part(config, attention, moe, ropes, windows)
     first = int(config.get("first_k_dense_replace", 1))
     layers = with_dense_types(config, layers, mlp_part(config), first)
+    config.refuse("is_moe_layer", [layer.feed_forward is moe for layer in layers])
+    config.refuse("sliding_windows", [window or 0 for window in windows])
     model = decoder_part(config, layers, norm, llama_names({}, INSIDE))
     return replace(model, unused=("mtp.",))

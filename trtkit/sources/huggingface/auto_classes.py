@@ -2,11 +2,13 @@
 
 
 def register() -> None:
-    """Make transformers' Auto classes find Nemotron-NAS, and Mistral 4 without a vision tower."""
+    """Make transformers' Auto classes find MiMo, Nemotron-NAS, and Mistral 4 without a vision tower."""
     from transformers import AutoConfig, AutoModelForCausalLM, Mistral4Config, Mistral4ForCausalLM
 
+    from trtkit.sources.huggingface.mimo import MiMoConfig, MiMoForCausalLM
     from trtkit.sources.huggingface.pruned_llama import DeciLMConfig, DeciLMForCausalLM
 
-    AutoConfig.register(DeciLMConfig.model_type, DeciLMConfig, exist_ok=True)
-    AutoModelForCausalLM.register(DeciLMConfig, DeciLMForCausalLM, exist_ok=True)
+    for config, model in ((DeciLMConfig, DeciLMForCausalLM), (MiMoConfig, MiMoForCausalLM)):
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+        AutoModelForCausalLM.register(config, model, exist_ok=True)
     AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)

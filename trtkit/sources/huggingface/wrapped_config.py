@@ -43,6 +43,8 @@ def unwrap(path: Path, arrays: Mapping[str, StoredArray]) -> tuple[dict[str, Any
     if not _PARTS & config.keys():
         return fields, dict(arrays)
     inner = {name: stored for full, stored in arrays.items() if (name := inner_name(full))}
+    if "mtp_num_hidden_layers" in fields:  # modules that predict later tokens lie next to the language model
+        inner |= {name: stored for name, stored in arrays.items() if name.startswith("mtp.")}
     if not inner:
         known = ", ".join(f"`{prefix}`" for prefix in _PREFIXES)
         what = f"no weights of the language model inside `{config.get('model_type')}` were found"
