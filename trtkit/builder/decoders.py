@@ -309,7 +309,10 @@ def decoder_profiles(inputs: Sequence[InputSpec], options: LlmOptions) -> tuple[
         most = options.lora.max_rank_sum
         sizes["adapter_rank"] = {"min": 0, "opt": max(1, most // 2), "max": most}
     if takes_packed_calls(inputs):
-        return tuple(_profile(inputs, {**sizes, **own}) for own in _packed_sizes(batch, prefill, sizes, options))
+        return tuple(
+            _profile(inputs, {**sizes, **sizes_of_call})
+            for sizes_of_call in _packed_sizes(batch, prefill, sizes, options)
+        )
     return tuple(_profile(inputs, {**sizes, "new_tokens": new}) for new in (prefill, decode))
 
 

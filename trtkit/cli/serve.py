@@ -377,12 +377,12 @@ def serve_bundles(bundles: Sequence[str], options: dict[str, Any], *, as_json: b
     from trtkit.runtime.weight_budget import weight_budget_bytes
     from trtkit.serving_options import ServingOptions
 
-    each = _of_each_model(bundles, options)
+    options_of_each = _of_each_model(bundles, options)
     values, options = split_options({name: value for name, value in options.items() if name not in _OF_EACH_MODEL})
     serving = ServingOptions(**values)
     models = [
-        replace(read_model(Path(local_bundle(bundle, interface="tokens")), own.pop("name")), **own)
-        for bundle, own in zip(bundles, each, strict=True)
+        replace(read_model(Path(local_bundle(bundle, interface="tokens")), own_options.pop("name")), **own_options)
+        for bundle, own_options in zip(bundles, options_of_each, strict=True)
     ]
     if options["prefill_bundle"]:
         check_prefill_bundle(open_bundle(options["prefill_bundle"]), open_bundle(models[0].path))
@@ -410,17 +410,19 @@ def serve_bundles(bundles: Sequence[str], options: dict[str, Any], *, as_json: b
 
 def _of_each_model(paths: Sequence[str], options: Options) -> list[Options]:
     """Return the options of each model. Raises UsageError."""
-    each: list[Options] = [{} for _ in paths]
+    options_of_each: list[Options] = [{} for _ in paths]
     for option in _OF_EACH_MODEL:
         flag = f"--{option.replace('_', '-')}"
-        for path, own, values in zip(paths, each, _by_model(paths, flag, options[option]), strict=True):
+        for path, own_options, values in zip(
+            paths, options_of_each, _by_model(paths, flag, options[option]), strict=True
+        ):
             if option == "lora":
-                own[option] = folders_by_name(values, flag) or None
+                own_options[option] = folders_by_name(values, flag) or None
             elif len(values) > 1:
                 raise click.UsageError(f"{flag} has {len(values)} values for {path}: give one")
             else:
-                own[option] = values[0] if values else None
-    return each
+                own_options[option] = values[0] if values else None
+    return options_of_each
 
 
 def _by_model(paths: Sequence[str], flag: str, values: Sequence[str]) -> list[list[str]]:

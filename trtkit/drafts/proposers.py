@@ -68,7 +68,7 @@ class LastHidden:
         if self._states is None:
             self._states = hidden.new_zeros(self._model.slots, hidden.shape[-1])
         slots = call.slots[rows]
-        row, last, slot = (to_device(each, hidden.device) for each in (rows, counts[rows] - 1, slots))
+        row, last, slot = (to_device(array, hidden.device) for array in (rows, counts[rows] - 1, slots))
         self._states[slot] = hidden[row, last]
         self._stops[slots], self._versions[slots] = (call.starts + counts)[rows], sequences.versions[slots]
 

@@ -269,8 +269,8 @@ def shares_of_replicas(count: int, ranks: int, runtime: str) -> list[dict[str, s
         raise RequestError(what, "--replicas", fix)
     gpus = [] if runtime == "reference" else visible_gpus()
     if gpus and count * ranks > len(gpus):
-        each = f" of {ranks} ranks" if ranks > 1 else ""
-        what = f"{count} replicas{each} need {count * ranks} GPUs; this machine has {len(gpus)}"
+        of_ranks = f" of {ranks} ranks" if ranks > 1 else ""
+        what = f"{count} replicas{of_ranks} need {count * ranks} GPUs; this machine has {len(gpus)}"
         most = len(gpus) // ranks
         fix = f"use at most {most}" if most > 1 else "leave it out"
         raise RequestError(what, "--replicas", f"{fix}, or use `--runtime reference`")

@@ -160,7 +160,7 @@ def _context_heads(heads: int, share: Share, context: Share) -> tuple[int, ...]:
     if context.count == 1:
         return ()
     numbers = [head for rank in range(share.count) for head in kv_heads_of(Share(rank, share.count), heads)]
-    return tuple(place for place, head in enumerate(numbers) if head not in numbers[:place])
+    return tuple(index for index, head in enumerate(numbers) if head not in numbers[:index])
 
 
 def _mlp(mlp: MlpSpec, share: Share) -> MlpSpec:

@@ -480,7 +480,9 @@ def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -
     if decoding is not None:
         rows.append(_rows_of_prompts(graph, options, decoding.count, reads))
     context = context_of(spec.context, options.page_tokens)
-    return ScheduledInputs(tuple(replace(each, context=context) for each in rows), position_ids, rope, in_place)
+    return ScheduledInputs(
+        tuple(replace(scheduled, context=context) for scheduled in rows), position_ids, rope, in_place
+    )
 
 
 @dataclass(frozen=True)

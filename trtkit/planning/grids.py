@@ -156,15 +156,17 @@ def _sequence_plan(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare
     model, work = question.model, question.work
     without = replace(share, grid=replace(share.grid, sequence=False))
     tokens, rows = min(work.chunk, work.concurrency * work.length), work.concurrency
-    whole, own = (model.dtype.size_bytes(each.hidden_tokens(tokens) * model.hidden_size) for each in (without, share))
+    whole_bytes, hidden_bytes = (
+        model.dtype.size_bytes(grid_share.hidden_tokens(tokens) * model.hidden_size) for grid_share in (without, share)
+    )
     before_s, before = link_seconds(question, gpu, without, tokens, rows)
     after_s, after = link_seconds(question, gpu, share, tokens, rows)
     return SequencePlan(
         tokens=tokens,
-        hidden_bytes=own,
-        hidden_bytes_without=whole,
-        between_bytes=share.between * own,
-        between_bytes_without=share.between * whole,
+        hidden_bytes=hidden_bytes,
+        hidden_bytes_without=whole_bytes,
+        between_bytes=share.between * hidden_bytes,
+        between_bytes_without=share.between * whole_bytes,
         sent_bytes=after,
         sent_bytes_without=before,
         links_s=after_s,
@@ -182,16 +184,17 @@ def _context_plan(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare)
     without = replace(share, grid=grid, counts=counts, kv_per_token=per_token)
     limit = model.max_length or _LONGEST
 
-    def step_s(each: GridShare, tokens: int) -> float:
-        links_s, _ = link_seconds(question, gpu, each, batch, batch)
-        return floor(each.counts, (batch, 1, tokens), gpu).seconds + links_s
+    def step_s(share_of_grid: GridShare, tokens: int) -> float:
+        links_s, _ = link_seconds(question, gpu, share_of_grid, batch, batch)
+        return floor(share_of_grid.counts, (batch, 1, tokens), gpu).seconds + links_s
 
     last = largest(lambda tokens: step_s(share, tokens) >= step_s(without, tokens), limit)
     (after_s, after), (before_s, before) = (
-        link_seconds(question, gpu, each, batch, batch) for each in (share, without)
+        link_seconds(question, gpu, grid_share, batch, batch) for grid_share in (share, without)
     )
     read_s, read_s_without = (
-        each.counts.cache_bytes.at((batch, 1, length)) / gpu.bandwidth_bytes_per_s for each in (share, without)
+        grid_share.counts.cache_bytes.at((batch, 1, length)) / gpu.bandwidth_bytes_per_s
+        for grid_share in (share, without)
     )
     return ContextPlan(
         length=length,

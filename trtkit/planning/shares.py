@@ -73,7 +73,9 @@ def grid_shares(model: DecoderModel, counts: NetworkCounts, spec: DecoderSpec, o
     reduces = 1 + sum(reduces_of(layer) for layer in spec.layers)
     gathers = sum(gathers_of(layer, spec.block) for layer in spec.layers)
     between = sum(between_blocks_of(layer, spec.block) for layer in spec.layers)
-    for grid in sorted(grids, key=lambda each: (each.ranks, each.tensor, each.sequence, each.context)):
+    for grid in sorted(
+        grids, key=lambda candidate: (candidate.ranks, candidate.tensor, candidate.sequence, candidate.context)
+    ):
         ranks = grid.tensor, grid.context
         if ranks not in by_ranks:
             by_ranks[ranks] = tensor_share(counts, spec, Grid(grid.tensor, context=grid.context), model.dtype)

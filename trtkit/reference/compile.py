@@ -145,7 +145,7 @@ class Compiler:
         shapes = [_spec(self.graph.specs[slot]).shape or (-1,) for slot in node.inputs]
         axis = layer.number("axis") % len(shapes[0])
         return frozenset(
-            place for place, shape in enumerate(shapes) if min((*shape[:axis], *shape[axis + 1 :]), default=1) > 0
+            index for index, shape in enumerate(shapes) if min((*shape[:axis], *shape[axis + 1 :]), default=1) > 0
         )
 
     def _lower(self, node: LayerNode, layer: Layer) -> Lowered:

@@ -103,7 +103,7 @@ def shortened(program: Program, inputs: Iterable[int], outputs: tuple[int, ...])
     for step in reversed(program.steps):
         if needed.isdisjoint(step.outputs) and step.kind not in _HAS_EFFECTS:
             continue
-        read = tuple(slot for place, slot in enumerate(step.inputs) if place not in step.optional or slot not in empty)
+        read = tuple(slot for index, slot in enumerate(step.inputs) if index not in step.optional or slot not in empty)
         steps.append(replace(step, inputs=read or step.inputs))
         needed.update(steps[-1].inputs)
     return replace(program, steps=tuple(with_frees(_in_fewer_steps(steps[::-1], outputs), outputs)), outputs=outputs)

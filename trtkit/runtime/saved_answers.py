@@ -63,9 +63,9 @@ class AnswerFolder(_Files):
     def __init__(self, folder: Path, inputs: Sequence[Path] = ()) -> None:
         """Create the folder. Raises SourceError if it holds one of the inputs, which would be overwritten."""
         super().__init__()
-        own = next((file for file in inputs if file.parent.resolve() == folder.resolve()), None)
-        if own is not None:
-            raise SourceError(f"answers would overwrite `{own.name}`", str(folder), "choose another folder")
+        own_input = next((file for file in inputs if file.parent.resolve() == folder.resolve()), None)
+        if own_input is not None:
+            raise SourceError(f"answers would overwrite `{own_input.name}`", str(folder), "choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._videos: dict[str, _Video] = {}

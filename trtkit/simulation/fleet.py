@@ -66,7 +66,7 @@ class LeastLoaded:
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
-        self._places = {replica: place for place, replica in enumerate(replicas)}
+        self._places = {replica: index for index, replica in enumerate(replicas)}
         self._loads: Array = np.zeros(len(replicas), np.int64)
 
     def choose(self, request: SimulatedRequest) -> Replica:  # noqa: ARG002
@@ -86,7 +86,7 @@ class ByPrefix:
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
-        self._places = {replica: place for place, replica in enumerate(replicas)}
+        self._places = {replica: index for index, replica in enumerate(replicas)}
         self._work: Array = np.zeros(len(replicas), np.int64)
         self._visited: dict[int, set[int]] = {}  # replicas that prompts starting with a block were sent to
 
@@ -96,16 +96,16 @@ class ByPrefix:
         if not request.hashes:
             return self._replicas[int(cost.argmin())]
         visited = self._visited.setdefault(request.hashes[0], set())
-        for place in list(visited):
-            shared = self._replicas[place].shared_tokens(request)
-            cost[place] -= shared
-            if not shared and not self._replicas[place].load:
-                visited.remove(place)  # the prefix has been evicted
-        place = int(cost.argmin())
-        visited.add(place)
+        for index in list(visited):
+            shared = self._replicas[index].shared_tokens(request)
+            cost[index] -= shared
+            if not shared and not self._replicas[index].load:
+                visited.remove(index)  # the prefix has been evicted
+        index = int(cost.argmin())
+        visited.add(index)
         if len(self._visited) > _REMEMBERED:
             del self._visited[next(iter(self._visited))]
-        return self._replicas[place]
+        return self._replicas[index]
 
     def update(self, replica: Replica) -> None:
         """Record the tokens of a replica's current requests."""
@@ -176,11 +176,11 @@ class Fleet:
 
     def __init__(self, options: FleetOptions, recorder: Recorder) -> None:
         self._options, self._recorder = options, recorder
-        own = options.replica
-        self.replicas = [Replica(own, recorder) for _ in range(options.replicas)]
+        replica_options = options.replica
+        self.replicas = [Replica(replica_options, recorder) for _ in range(options.replicas)]
         self._router = make_router(options.router, self.replicas)
         handing_on = _HandOn(recorder, self._hand_on)
-        self._prefill = [Replica(own, handing_on) for _ in range(options.prefill_replicas)]
+        self._prefill = [Replica(replica_options, handing_on) for _ in range(options.prefill_replicas)]
         self._prefill_router = make_router(options.router, self._prefill)
         self._events: list[tuple[float, int, Replica | SimulatedRequest, Router]] = []
         self._entries = 0

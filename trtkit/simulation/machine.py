@@ -156,8 +156,8 @@ def machine_of(question: PlanningQuestion, gpu: PlannedGpu, options: MachineOpti
     fitting = footprint.largest_batch(work.slot_length, gpu.memory_bytes)
     if not fitting:
         least = footprint.need(1, work.slot_length).total
-        each = "" if question.grid == SINGLE else " on each GPU"
-        what = f"{model.name} needs {least / 1e9:.1f} GB{each}; {gpu.name} has {gpu.memory_bytes / 1e9:.1f} GB"
+        on_each = "" if question.grid == SINGLE else " on each GPU"
+        what = f"{model.name} needs {least / 1e9:.1f} GB{on_each}; {gpu.name} has {gpu.memory_bytes / 1e9:.1f} GB"
         fix = "choose a larger GPU, a quantized model, a smaller --max-length, or several GPUs by `parallel`"
         raise SimulationError(what, "--gpu", fix)
     slots = options.slots or (min(4 * fitting, _MOST_SLOTS) if is_paged else fitting)

@@ -175,5 +175,5 @@ def gap_percentile(gaps: Array, share: float) -> float:
     total = gaps.sum()
     if not total:
         return float("nan")
-    place = int(np.searchsorted(np.cumsum(gaps), share * total))
-    return float(_LOW_S * 10 ** ((place + 0.5) / _PER_DECADE))
+    index = int(np.searchsorted(np.cumsum(gaps), share * total))
+    return float(_LOW_S * 10 ** ((index + 0.5) / _PER_DECADE))

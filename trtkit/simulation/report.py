@@ -28,7 +28,7 @@ class Simulation:
 
     def to_json(self) -> dict[str, object]:
         """Return everything as JSON; undefined numbers are null."""
-        data = {"result": asdict(self.result), "tried": [_brief(each) for each in self.tried]}
+        data = {"result": asdict(self.result), "tried": [_brief(simulation) for simulation in self.tried]}
         return _finite({**data, "objectives": dict(self.objectives), "notes": list(self.notes)})  # type: ignore[return-value]
 
 
@@ -43,9 +43,9 @@ def _brief(summary: Summary) -> dict[str, object]:
 
 def _finite(value: object) -> object:
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
+        return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -69,7 +69,7 @@ def find_replicas(run: Callable[[int], Summary], share: float) -> tuple[int, lis
     high = 1
     while not is_enough(high):
         if high >= LARGEST or _is_idle(tried[high]):
-            best = max(each.goodput.share for each in tried.values() if each.goodput is not None)
+            best = max(simulation.goodput.share for simulation in tried.values() if simulation.goodput is not None)
             what = f"{high} replicas keep {best:.1%} of the requests within the objectives, and more would not help"
             raise SimulationError(what, "--goodput", "relax the objectives, or choose a faster GPU")
         high *= 2

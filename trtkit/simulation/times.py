@@ -143,7 +143,7 @@ class MeasuredTimes:
 
 def read_times(path: Path) -> MeasuredTimes:
     """Return measured times from a JSON object of coefficients. Raises SimulationError."""
-    names = [each.name for each in fields(MeasuredTimes)]
+    names = [field.name for field in fields(MeasuredTimes)]
     fix = f"write an object with numbers for {', '.join(names)}"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

@@ -55,11 +55,11 @@ def random_traffic(options: TrafficOptions, longest: int) -> Traffic:
     else:
         shape = 1.0 if options.pattern == "poisson" else options.cv**-2
         gaps = r.gamma(shape, mean_s / shape, options.count)
-    own = options.input_tokens - options.shared_tokens
-    if own < 1:
+    own_tokens = options.input_tokens - options.shared_tokens
+    if own_tokens < 1:
         what = f"prompts of {options.input_tokens} tokens cannot share {options.shared_tokens}"
         raise SimulationError(what, "--shared-tokens", "share fewer tokens than a prompt has")
-    inputs = options.shared_tokens + _lengths(r, options.count, own, options.input_deviation)
+    inputs = options.shared_tokens + _lengths(r, options.count, own_tokens, options.input_deviation)
     outputs = _lengths(r, options.count, options.output_tokens, options.output_deviation)
     outputs = np.minimum(outputs, longest - 1)
     inputs = np.minimum(inputs, longest - outputs)
@@ -99,7 +99,7 @@ def read_traffic(path: Path, speed: float = 1.0, limit: int | None = None) -> Tr
         return Traffic((times - times[0]) / speed, *sizes, hashes if any(hashes) else ())
     lines = enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1)
     entries = sorted(
-        (_entry(line, f"{path}:{number}") for number, line in lines if line.strip()), key=lambda each: each.at_s
+        (_entry(line, f"{path}:{number}") for number, line in lines if line.strip()), key=lambda entry: entry.at_s
     )
     return _of_entries(entries[:limit], speed)
 
@@ -124,7 +124,7 @@ def _entry(line: str, where: str) -> _Entry:
             str(data.get("user", "")),
             None if late is None else float(late),  # type: ignore[arg-type]
         )
-        hashes = tuple(int(each) for each in data.get("hash_ids") or ())  # type: ignore[attr-defined]
+        hashes = tuple(int(block_hash) for block_hash in data.get("hash_ids") or ())  # type: ignore[attr-defined]
     except KeyError as error:
         raise SimulationError(f"not a request: {error.args[0]} is missing", where, _FIX) from None
     except RequestError as error:
@@ -138,12 +138,12 @@ def _entry(line: str, where: str) -> _Entry:
 
 
 def _of_entries(entries: list[_Entry], speed: float) -> Traffic:
-    times = np.array([each.at_s for each in entries])
+    times = np.array([entry.at_s for entry in entries])
     return Traffic(
         (times - times[0]) / speed,
-        np.array([each.inputs for each in entries]),
-        np.array([each.outputs for each in entries]),
-        [each.hashes for each in entries] if any(each.hashes for each in entries) else (),
-        [each.scheduling for each in entries],
+        np.array([entry.inputs for entry in entries]),
+        np.array([entry.outputs for entry in entries]),
+        [entry.hashes for entry in entries] if any(entry.hashes for entry in entries) else (),
+        [entry.scheduling for entry in entries],
         BLOCK_TOKENS,
     )

@@ -65,7 +65,7 @@ class RankedDecoder:
         self.decoders = [ReferenceDecoder(network, slots, ranks=member) for network, member in pairs]
         first = self.decoders[0]
         self.packed = None if first.packed is None else self
-        self.row_tokens, self.max_length = min(each.row_tokens for each in self.decoders), first.max_length
+        self.row_tokens, self.max_length = min(decoder.row_tokens for decoder in self.decoders), first.max_length
 
     def forward(self, call: Call) -> torch.Tensor:
         """Run new tokens; return the first rank's fp32 logits: [R, V], or [R, S, V] of all tokens."""
@@ -141,8 +141,8 @@ def _joined(results: Sequence[dict[str, torch.Tensor]], tokens: int) -> list[dic
     rows = -(-tokens // len(results))
     alike = (name for name in results[0] if not name.startswith(_OF_ALL_TOKENS))
     shared = [name for name in alike if results[0][name].shape[:1] == (rows,)]
-    whole = {name: torch.cat([each[name] for each in results]) for name in shared}
-    return [each | whole for each in results]
+    whole = {name: torch.cat([result[name] for result in results]) for name in shared}
+    return [result | whole for result in results]
 
 
 def _rank_tensors(ranks: RankNetworks) -> list[str]:

@@ -160,7 +160,7 @@ def stored(blocks: Sequence[Block], size: int) -> list[Event]:
 
 def removed(blocks: Sequence[Block], size: int) -> list[Event]:
     """Return the event of blocks that are no longer held, if there are any."""
-    hashes = [each for block in blocks for each in block_hashes(block.key, len(block.token_ids) // size)]
+    hashes = [block_hash for block in blocks for block_hash in block_hashes(block.key, len(block.token_ids) // size)]
     return [Removed(type="removed", block_hashes=hashes)] if hashes else []
 
 

@@ -84,7 +84,7 @@ def _record(folder: Path, version: int) -> _Record:
     """Return the record of a version's deployment. Raises DeployError."""
     path = folder / str(version) / DEPLOYMENT
     if not path.is_file():
-        there = sorted(int(each.parent.name) for each in folder.glob(f"*/{DEPLOYMENT}"))
+        there = sorted(int(path.parent.name) for path in folder.glob(f"*/{DEPLOYMENT}"))
         what = f"there is no version {version} that trtkit deployed"
         raise DeployError(what, str(folder), f"versions there: {', '.join(map(str, there)) or 'none'}")
     record = json.loads(read_text(path))

@@ -52,11 +52,13 @@ class AssistantProposer(DraftHeadProposer):
             return no_drafts(len(slots))
         for row in rows.tolist():
             self._guesses.begin(sequences, int(slots[row]), settings[row])
-        states, own = self._hidden.states, self._guesses.sequences
+        states, own_sequences = self._hidden.states, self._guesses.sequences
         hidden = states[to_device(active, states.device)]
         tree = self.tree(len(active), most)
         for _ in range(most):
-            logits, hidden = self._run(sequences, active, own.tokens[active, own.lengths[active] - 1], hidden)
+            logits, hidden = self._run(
+                sequences, active, own_sequences.tokens[active, own_sequences.lengths[active] - 1], hidden
+            )
             drawn = self._guesses.draw(logits, active)
             self._guesses.feed(drawn, active)
             tree.grow(logits, drawn)

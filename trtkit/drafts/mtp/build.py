@@ -33,8 +33,8 @@ def open_folder(folder: SpeculatorFolder, target: DecoderSpec) -> OpenedSpeculat
     spec = mtp_spec(source.config, folder.where, target)
     checkpoint = source.checkpoint
     assert isinstance(checkpoint, Checkpoint)
-    own = {name: checkpoint.stored(name) for name in checkpoint if name.startswith(spec.start)}
-    arrays = Checkpoint({name: array for name, array in own.items() if not name.endswith(_IDLE)})
+    stored_arrays = {name: checkpoint.stored(name) for name in checkpoint if name.startswith(spec.start)}
+    arrays = Checkpoint({name: array for name, array in stored_arrays.items() if not name.endswith(_IDLE)})
     if not arrays:
         what = f"no weights begin with `{spec.start}`: the checkpoint was saved without its MTP module"
         raise SourceError(what, folder.path, "use the files as the model's authors published them")

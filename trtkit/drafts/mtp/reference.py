@@ -66,8 +66,8 @@ class MtpReference:
         inner = decoder.names["layers.{i}.attention_norm"].removesuffix("input_layernorm")
         start_of_layer = inner.format(i=decoder.first_layer)
         names = {weight.path: weight.name.removeprefix(start_of_layer) for weight in opened.spec.network_weights()}
-        own = {_RENAMED.get(names[path], names[path]): weight for path, weight in weights.items()}
-        self._layer.load_state_dict(_stacked(own))
+        renamed = {_RENAMED.get(names[path], names[path]): weight for path, weight in weights.items()}
+        self._layer.load_state_dict(_stacked(renamed))
         self._layer.eval()
 
     def __call__(self, ids: Sequence[int], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,9 +114,9 @@ def _stacked(weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
             experts.setdefault(int(match[1]), {})[match[2]] = weight
     if experts:
         ordered = [experts[index] for index in range(len(experts))]
-        both = [torch.cat([each["gate"], each["up"]]) for each in ordered]
+        both = [torch.cat([expert["gate"], expert["up"]]) for expert in ordered]
         stacked["mlp.experts.gate_up_proj"] = torch.stack(both)
-        stacked["mlp.experts.down_proj"] = torch.stack([each["down"] for each in ordered])
+        stacked["mlp.experts.down_proj"] = torch.stack([expert["down"] for expert in ordered])
     return stacked
 
 

@@ -261,15 +261,15 @@ def mtp_spec(fields: Fields, where: str, target: DecoderSpec) -> MtpSpec:
     )
     check_target(sizes, SizePair("vocab_size", model.vocab_size, target.vocab_size), where)
     _check_count(fields, layout, where)
-    own = decoder_spec(layout.one_layer(fields), where)
-    if not isinstance(own.layers[0].mixer, AttentionSpec):
+    layer_spec = decoder_spec(layout.one_layer(fields), where)
+    if not isinstance(layer_spec.layers[0].mixer, AttentionSpec):
         raise SourceError("a module whose layer has no attention is not supported", where)
     start, layer = layout.start.format(i=count), layout.layer.format(i=count)
-    names = {path: name.replace("model.layers.{i}.", layer) for path, name in own.names.items()}
+    names = {path: name.replace("model.layers.{i}.", layer) for path, name in layer_spec.names.items()}
     names |= {path: start + name for path, name in layout.inside.items()}
     names |= {f"layers.{{i}}.{path}": layer + name for path, name in layout.in_layer.items()}
-    head = HeadSpec(own.block.norm, is_tied=False)
-    decoder = replace(own, first_layer=count, head=head, names=names, prefix="", unused=())
+    head = HeadSpec(layer_spec.block.norm, is_tied=False)
+    decoder = replace(layer_spec, first_layer=count, head=head, names=names, prefix="", unused=())
     return MtpSpec(decoder, start, layout.joins_hidden_first)
 
 

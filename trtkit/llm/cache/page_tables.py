@@ -62,7 +62,7 @@ class PageTables:
 
     def changes(self) -> list[tuple[int, int, int]]:
         """Return the changes of a scheduler's table since the last call: slots, indices in their rows, and pages."""
-        changes = [(slot, place, page) for (slot, place), page in self._changes.items()]
+        changes = [(slot, index, page) for (slot, index), page in self._changes.items()]
         self._changes.clear()
         return changes
 
@@ -101,11 +101,11 @@ class PageTables:
         if (needed := len(shared) + int(missing[growing].sum())) > self.free:
             raise no_pages(needed, self.free)
         for row in shared:
-            slot, place = int(slots[row]), int(starts[row]) // self.page_tokens
-            source, target = int(self.table[slot, place]), self._take()
+            slot, index = int(slots[row]), int(starts[row]) // self.page_tokens
+            source, target = int(self.table[slot, index]), self._take()
             copies.sources.append(source)
             copies.targets.append(target)
-            self._cut(slot, place)
+            self._cut(slot, index)
             self._append(slot, target)
         for row in growing.tolist():
             self._grow(int(slots[row]), int(stops[row]))
@@ -139,18 +139,18 @@ class PageTables:
         if full <= first:
             return
         parent = int(self.table[slot, first - 1]) if first else ROOT
-        for place, content in enumerate(contents(ids, self.page_tokens, soft, slice(first, full)), first):
-            own, known = int(self.table[slot, place]), self.tree.child(parent, content)
+        for index, content in enumerate(contents(ids, self.page_tokens, soft, slice(first, full)), first):
+            own_page, known = int(self.table[slot, index]), self.tree.child(parent, content)
             if known is None:
-                self.tree.add(parent, content, own)
-                self._is_known[own] = True
-            elif known != own:
-                if self.references[own] > 1:  # others continue from it; its successors must not be found
+                self.tree.add(parent, content, own_page)
+                self._is_known[own_page] = True
+            elif known != own_page:
+                if self.references[own_page] > 1:  # others continue from it; its successors must not be found
                     return
                 self._use(known)
-                self._put(slot, place, known)
-                self._drop([own])
-            parent, self.registered[slot] = int(self.table[slot, place]), place + 1
+                self._put(slot, index, known)
+                self._drop([own_page])
+            parent, self.registered[slot] = int(self.table[slot, index]), index + 1
 
     def match(self, ids: Ints, soft: SoftTokens | None = None) -> list[int]:
         """Return the pages of a prompt's longest cached prefix, not counting its last token."""
@@ -223,12 +223,12 @@ class PageTables:
         """Append pages to a slot."""
         self.table[slot, : len(pages)], self.counts[slot] = pages, len(pages)
         if self.is_scheduled:
-            self._changes.update(((slot, place), page) for place, page in enumerate(pages))
+            self._changes.update(((slot, index), page) for index, page in enumerate(pages))
 
-    def _put(self, slot: int, place: int, page: int) -> None:
-        self.table[slot, place] = page
+    def _put(self, slot: int, index: int, page: int) -> None:
+        self.table[slot, index] = page
         if self.is_scheduled:
-            self._changes[slot, place] = page
+            self._changes[slot, index] = page
 
     def _cut(self, slot: int, count: int) -> None:
         """Release all but a slot's first pages."""
@@ -236,7 +236,7 @@ class PageTables:
         self._drop(pages[: count - 1 if count else None : -1])
         self.table[slot, count:] = NOBODY
         if self.is_scheduled:
-            self._changes.update(((slot, place), NOBODY) for place in range(count, len(pages)))
+            self._changes.update(((slot, index), NOBODY) for index in range(count, len(pages)))
         self.counts[slot] = min(len(pages), count)
         self.registered[slot] = min(int(self.registered[slot]), count)
 

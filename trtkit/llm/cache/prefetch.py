@@ -60,8 +60,9 @@ class Prefetches:
 
     def held(self) -> list[int]:
         """Return the pages protected from eviction."""
-        orphans = [each for each in self._loading if not each.is_wanted]
-        return [page for each in (*self._known.values(), *orphans) if each is not None for page in each.pages]
+        orphans = [prefetched for prefetched in self._loading if not prefetched.is_wanted]
+        known = [prefetched for prefetched in self._known.values() if prefetched is not None]
+        return [page for prefetched in (*known, *orphans) for page in prefetched.pages]
 
     def begin(self, request_id: str, ids: Ints, soft: SoftTokens | None, least: int) -> None:
         """Start loading what the host has of a request's `ids`, in the compared form, if at least `least` tokens."""
@@ -87,9 +88,11 @@ class Prefetches:
 
     def land(self, now_s: float) -> None:
         """Let prompts find pages that have arrived."""
-        for prefetched in [each for each in self._loading if each.arrival is not None and each.arrival.due_s <= now_s]:
-            if prefetched.arrival is not None and self._host.blocks is not None:
-                self._host.blocks.await_load(prefetched.arrival)
+        for prefetched, arrival in [(prefetched, prefetched.arrival) for prefetched in self._loading]:
+            if arrival is None or arrival.due_s > now_s:
+                continue
+            if self._host.blocks is not None:
+                self._host.blocks.await_load(arrival)
             prefetched.arrival = None
             self._loading.remove(prefetched)
             prefetched.loaded = self._pages.register_held(prefetched.known, prefetched.loaded, prefetched.contents)
@@ -107,10 +110,11 @@ class Prefetches:
     def give_way(self) -> bool:
         """Allow all pages to be evicted, after waiting for pending ones; return whether there were any."""
         self.land(math.inf)
-        held = [name for name, each in self._known.items() if each is not None and each.arrival is None and each.pages]
-        for name in held:
-            prefetched = self._known[name]
-            if prefetched is not None:
-                self._pages.let_go(prefetched.pages)
-                prefetched.known = prefetched.loaded = ()
+        arrived = [
+            prefetched for prefetched in self._known.values() if prefetched is not None and not prefetched.arrival
+        ]
+        held = [prefetched for prefetched in arrived if prefetched.pages]
+        for prefetched in held:
+            self._pages.let_go(prefetched.pages)
+            prefetched.known = prefetched.loaded = ()
         return bool(held)

@@ -44,7 +44,7 @@ class GroupCache:
         channel: Channel,
         run: Callable[[Message, Callable[[], None]], None],
     ) -> None:
-        self._own, self._channel, self._run = local, channel, run
+        self._local, self._channel, self._run = local, channel, run
         self._parts = [CacheForm("", 0, rank_arrays) for rank_arrays in arrays]
         self.model = ""
         self.positions = local.positions
@@ -52,14 +52,14 @@ class GroupCache:
     @property
     def pages(self) -> PageTables | None:
         """The page tables; rank 0 allocates pages for all ranks."""
-        return self._own.pages
+        return self._local.pages
 
     def prepare(self, call: Call) -> Call:
         """Return a call with the pages of its rows, for every rank; each rank copies pages when it runs the call.
 
         All rows run together if another rank has states, which are in consecutive slots, or no pages at all.
         """
-        placed = self._own.assign(call)
+        placed = self._local.assign(call)
         if placed.pages is None or (not self.has_states and all(part.arrays for part in self._parts)):
             return placed
         return replace(placed, pages=replace(placed.pages, groups=None))
@@ -77,38 +77,38 @@ class GroupCache:
     @property
     def block_multiple(self) -> int:
         """Divisor of the tokens of blocks saved on their own."""
-        return self._own.block_multiple
+        return self._local.block_multiple
 
     def copy(self, source: int, target: int, tokens: slice) -> None:
         """Copy cached tokens of slot `source` to slot `target`."""
-        start, stop, _ = tokens.indices(self._own.max_length)
+        start, stop, _ = tokens.indices(self._local.max_length)
         self.carry_out([CopyTokens(source, target, start, stop)])
 
     def carry_out(self, copies: Sequence[Copy]) -> None:
         """Carry out a batch's copies within the caches, in order, on every rank."""
         message = Message("carry_out", {"copies": to_json(tuple(copies))})
-        self._run(message, lambda: self._own.carry_out(copies))
+        self._run(message, lambda: self._local.carry_out(copies))
 
     def tell(self, slot: int, pages: Sequence[int]) -> None:
         """Record the pages that hold a slot's tokens; the other ranks learn them with each call."""
-        self._own.tell(slot, pages)
+        self._local.tell(slot, pages)
 
     def set_pages(self, changes: Ints) -> None:
         """Apply changes of page tables; the other ranks learn them with each call."""
-        self._own.set_pages(changes)
+        self._local.set_pages(changes)
 
     def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
         """Copy one cached token within each slot: slots [R], source and target positions [R]."""
         fields = {"slots": slots.tolist(), "sources": sources.tolist(), "targets": targets.tolist()}
-        self._run(Message("move", fields), lambda: self._own.move(slots, sources, targets))
+        self._run(Message("move", fields), lambda: self._local.move(slots, sources, targets))
 
     def mark(self, rows: slice) -> None:
         """Save the states of consecutive slots, for `rewind`."""
-        self._run(Message("mark", {"start": rows.start, "stop": rows.stop}), lambda: self._own.mark(rows))
+        self._run(Message("mark", {"start": rows.start, "stop": rows.stop}), lambda: self._local.mark(rows))
 
     def rewind(self, slots: Sequence[int]) -> None:
         """Restore the states of slots to those saved by `mark`."""
-        self._run(Message("rewind", {"slots": slots}), lambda: self._own.rewind(slots))
+        self._run(Message("rewind", {"slots": slots}), lambda: self._local.rewind(slots))
 
     def form(self, tokens: int) -> CacheForm:
         """Return the layout of a saved sequence of `tokens` tokens.
@@ -124,7 +124,7 @@ class GroupCache:
 
     def save(self, slot: int, count: int) -> SavedSequence:
         """Copy the first `count` tokens of a slot from all ranks to the host."""
-        check_tokens(count, self._own.max_length)
+        check_tokens(count, self._local.max_length)
         form = self.form(count)
         data = torch.empty(form.size_bytes, dtype=torch.uint8)
 
@@ -133,7 +133,7 @@ class GroupCache:
                 if rank and start < stop:  # with shared positions, a rank may hold none of a few tokens
                     data[start:stop] = self._channel.receive(rank, (stop - start,), torch.uint8)
                 elif not rank:
-                    data[start:stop] = self._own.save(slot, count).data
+                    data[start:stop] = self._local.save(slot, count).data
 
         self._tell_pages(slot)
         self._run(Message("save", {"slot": slot, "count": count}), gather)
@@ -143,30 +143,30 @@ class GroupCache:
         """Load a saved sequence into a slot. Raises ExecutionError for what `check` refuses."""
         self.check(saved)
         starts = [start for start, _ in self._bounds(saved.tokens)]
-        self._own.make_room(slot, saved.tokens)
+        self._local.make_room(slot, saved.tokens)
         self._tell_pages(slot)
         message = Message("load", {"slot": slot, "tokens": saved.tokens, "starts": starts}, {"data": saved.data})
-        self._run(message, lambda: load_part(self._own, 0, message))
+        self._run(message, lambda: load_part(self._local, 0, message))
 
     def blocks(self, tokens: int) -> GroupBlocks | None:
         """Return what copies blocks of `tokens` tokens to and from rank 0's host; None for recurrent states."""
         if self.has_slot_memory:
             return None
-        local = self._own.blocks(tokens) if self._own.specs else NoBlocks(tokens, self._own.max_length // tokens)
+        local = self._local.blocks(tokens) if self._local.specs else NoBlocks(tokens, self._local.max_length // tokens)
         return None if local is None else GroupBlocks(local, self._parts, self._channel, self._run)
 
     def check(self, saved: SavedSequence) -> None:
         """Raise ExecutionError if a sequence is of another model or grid, is too long, or lacks bytes."""
-        check_saved(saved, self.form(saved.tokens), self._own.max_length)
+        check_saved(saved, self.form(saved.tokens), self._local.max_length)
 
     def close(self) -> None:
         """Free rank 0's memory."""
-        self._own.close()
+        self._local.close()
 
     def _tell_pages(self, slot: int) -> None:
         """Send every rank the pages that hold a slot's tokens."""
-        if isinstance(self._own, PagedCache):
-            self._run(Message("table", {"slot": slot, "pages": self._own.table[slot].tolist()}), lambda: None)
+        if isinstance(self._local, PagedCache):
+            self._run(Message("table", {"slot": slot, "pages": self._local.table[slot].tolist()}), lambda: None)
 
     def _bounds(self, tokens: int) -> list[tuple[int, int]]:
         """Return the bounds of each rank's part of a saved sequence, in bytes."""
@@ -200,7 +200,7 @@ class GroupBlocks:
         channel: Channel,
         run: Callable[[Message, Callable[[], None]], None],
     ) -> None:
-        self._own, self._channel, self._run = local, channel, run
+        self._local, self._channel, self._run = local, channel, run
         self._sizes = [replace(part, tokens=local.tokens).size_bytes for part in parts]
         self.tokens, self.size_bytes = local.tokens, sum(self._sizes)
 
@@ -208,13 +208,13 @@ class GroupBlocks:
 
     def places(self, slot: int, first: int, count: int) -> list[int]:
         """Return the numbers of a slot's blocks, which are the same on every rank."""
-        return self._own.places(slot, first, count)
+        return self._local.places(slot, first, count)
 
     def save(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], bool]:
         """Copy blocks of all ranks to host memory; see CacheBlocks."""
 
         def gather() -> None:
-            parts = [blocks_part(self._own, positions)]
+            parts = [blocks_part(self._local, positions)]
             for rank, size in enumerate(self._sizes[1:], 1):
                 if not size:
                     continue
@@ -230,7 +230,7 @@ class GroupBlocks:
         starts = [sum(self._sizes[:rank]) for rank in range(len(self._sizes))]
         fields: dict[str, object] = {"tokens": self.tokens, "starts": starts, "places": positions}
         message = Message("load_blocks", fields, {"data": torch.stack(list(rows))})
-        self._run(message, lambda: load_blocks_part(self._own, 0, message))
+        self._run(message, lambda: load_blocks_part(self._local, 0, message))
         return lambda: None
 
     def last_copy(self) -> None:
@@ -302,7 +302,7 @@ class GroupAdapters:
     """
 
     def __init__(self, local: AdapterMemory, run: Callable[[Message, Callable[[], None]], None]) -> None:
-        self._own, self._run = local, run
+        self._local, self._run = local, run
         self.most, self.dtype = local.most, local.dtype
 
     def write(self, rows: Sequence[int], adapter: int, matrices: Matrices) -> None:
@@ -311,11 +311,11 @@ class GroupAdapters:
             path + end: matrix for path, pair in matrices.items() for end, matrix in zip(LORA_ENDS, pair, strict=True)
         }
         message = Message("write_adapter", {"adapter": adapter, "rows": rows}, tensors)
-        self._run(message, lambda: self._own.write(rows, adapter, matrices))
+        self._run(message, lambda: self._local.write(rows, adapter, matrices))
 
     def erase(self, rows: Sequence[int]) -> None:
         """Clear `rows` on every rank."""
-        self._run(Message("erase_adapter", {"rows": rows}), lambda: self._own.erase(rows))
+        self._run(Message("erase_adapter", {"rows": rows}), lambda: self._local.erase(rows))
 
 
 def write_own(memory: AdapterMemory, message: Message) -> None:

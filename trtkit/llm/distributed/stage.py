@@ -73,7 +73,7 @@ class StageRunner:
     """Runs a rank's share of every call."""
 
     def __init__(self, execution: RankExecution, channel: Channel, position: GridPosition) -> None:
-        self.execution, self._channel, self._place = execution, channel, position
+        self.execution, self._channel, self._position = execution, channel, position
         self._calls = 0
         self.steps = PipelineSteps()
 
@@ -87,7 +87,7 @@ class StageRunner:
 
     def _compared(self, run: Callable[[], torch.Tensor | None]) -> torch.Tensor | None:
         """Return the logits of a call, compared with the other ranks' at intervals."""
-        members = self._place.members
+        members = self._position.members
         if members is not None and self._calls == 0:
             members.timeout_s = COLLECTIVE_TIMEOUT_S  # the first calls may take longer, as weights are read then
         logits = run()
@@ -99,18 +99,18 @@ class StageRunner:
     def check(self, call: Call) -> torch.Tensor | None:
         """Run a call when the bundle opens. Raises RankError if the ranks' logits differ or are not finite."""
         logits = self._run(call)
-        if logits is not None and self._place.members is not None:
-            check_values(logits, self._place.members, self._first_rank)
+        if logits is not None and self._position.members is not None:
+            check_values(logits, self._position.members, self._first_rank)
         return logits
 
     @property
     def is_pipeline(self) -> bool:
         """Whether there are several stages."""
-        return self._place.grid.pipeline > 1
+        return self._position.grid.pipeline > 1
 
     @property
     def _first_rank(self) -> int:
-        return self._place.grid.stage_members(self._place.rank).start
+        return self._position.grid.stage_members(self._position.rank).start
 
     def _run(self, call: Call) -> torch.Tensor | None:
         """Run the stage on a plain call; return the logits on the last stage."""
@@ -129,7 +129,7 @@ class StageRunner:
 
     def _parts(self, reads_prompts: bool, tokens: int) -> int:
         """Return the number of parts for a call of `tokens` new tokens."""
-        stages, parts = self._place.grid.pipeline, self._place.parts
+        stages, parts = self._position.grid.pipeline, self._position.parts
         if stages == 1:
             return 1
         return parts_of(reads_prompts, tokens, stages) if parts is None else parts
@@ -142,7 +142,7 @@ class StageRunner:
         for part in parts:
             ready, tick = self._with_hidden(part, tick)
             output, tick = run(ready), tick + 1
-            if self._place.is_last:
+            if self._position.is_last:
                 outputs.append(output if len(parts) == 1 else output.clone())
             else:
                 sends += self._send_hidden(output, tick)
@@ -155,7 +155,7 @@ class StageRunner:
         spec = self.execution.hidden
         if spec is None:
             return part, tick
-        source = self._place.neighbor(-1)
+        source = self._position.neighbor(-1)
         shape = (*part.token_shape, spec.shape[-1])
         hidden = self._channel.receive(source, shape, getattr(torch, DTYPES[spec.dtype].torch))
         sent = int(self._channel.receive(source, (1,), torch.int64, _TICK))
@@ -163,7 +163,7 @@ class StageRunner:
 
     def _send_hidden(self, output: torch.Tensor, tick: int) -> list[Work]:
         """Start sending the next stage a copy of the hidden states, whose memory the next part will overwrite."""
-        target = self._place.neighbor(1)
+        target = self._position.neighbor(1)
         state = output.to("cpu", copy=True).contiguous()
         return [self._channel.send(target, state), self._channel.send(target, torch.tensor([tick]), _TICK)]
 

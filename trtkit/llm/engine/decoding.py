@@ -208,7 +208,7 @@ def _straighten(state: State, call: Call, guessed: Guessed, rows: Ints, places: 
     state.execution.cache.move(slots[is_other], starts + columns, starts + target)
     hidden = guessed.hidden
     if hidden is not None:
-        row, column = (to_device(each, hidden.device) for each in (rows, columns))
+        row, column = (to_device(indices, hidden.device) for indices in (rows, columns))
         with torch.inference_mode():
             hidden[row, target] = hidden[row, column]
 

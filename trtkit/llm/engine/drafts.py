@@ -76,9 +76,9 @@ class Drafts:
 
         rows: [N]. Column -1 is the sequence's last token.
         """
-        own = self.tokens[rows]
-        parents = np.arange(-1, own.shape[1] - 1)[None] if self.parents is None else self.parents[rows]
-        is_child = (parents == columns[:, None]) & (own == tokens[:, None])
+        own_tokens = self.tokens[rows]
+        parents = np.arange(-1, own_tokens.shape[1] - 1)[None] if self.parents is None else self.parents[rows]
+        is_child = (parents == columns[:, None]) & (own_tokens == tokens[:, None])
         children: Ints = np.where(is_child.any(1), is_child.argmax(1), -1)
         return children
 
@@ -192,7 +192,7 @@ class GuessTree:
         is_drawn = np.zeros(tokens.shape, np.bool_)
         is_drawn[:, 0] = ~np.isneginf(scores[:, 0])
         self._tokens, self._parents = (
-            np.concatenate(each, 1) for each in ((self._tokens, tokens), (self._parents, parents))
+            np.concatenate(pair, 1) for pair in ((self._tokens, tokens), (self._parents, parents))
         )
         self._scores = np.concatenate([self._scores, scores], 1)
         self._is_drawn = np.concatenate([self._is_drawn, is_drawn], 1)

@@ -184,9 +184,9 @@ class DraftProposer(ChainProposer):
 
         Recurrent states are rewound to before the last guesses, or start over if earlier tokens differ.
         """
-        ids, own, cache = sequences.ids(slot), self._guesses.sequences, self.execution.cache
+        ids, own_sequences, cache = sequences.ids(slot), self._guesses.sequences, self.execution.cache
         known = min(int(self._cached[slot]), len(ids) - 1, self.execution.max_length - 1)
-        start = common_length(own.tokens[slot, :known], ids[:known])
+        start = common_length(own_sequences.tokens[slot, :known], ids[:known])
         if cache.has_states:
             cache.rewind([slot])
             start = int(cache.positions[slot]) if cache.positions[slot] <= start else 0
@@ -200,10 +200,10 @@ class DraftProposer(ChainProposer):
 
     def _next(self, slots: Ints) -> torch.Tensor:
         """Draw one more token [R] for each slot, without waiting."""
-        rows, own = slice(int(slots[0]), int(slots[-1]) + 1), self._guesses.sequences
+        rows, own_sequences = slice(int(slots[0]), int(slots[-1]) + 1), self._guesses.sequences
         starts, at = np.minimum(self._cached[rows], self.execution.max_length - 1), slots - rows.start
         ids, counts = np.zeros((len(starts), 1), np.int64), np.zeros(len(starts), np.int64)
-        ids[at, 0], counts[at] = own.tokens[slots, starts[at]], 1
+        ids[at, 0], counts[at] = own_sequences.tokens[slots, starts[at]], 1
         logits = self.execution.forward(Call(rows.start, ids, starts, counts))
         logits = logits[:, 0] if logits.dim() == 3 else logits
         tokens = self._guesses.draw(logits[to_device(at, logits.device)], slots)

@@ -326,9 +326,9 @@ class KvCache:
 
     def _by_block(self, tokens: int) -> dict[str, torch.Tensor]:
         """Return the caches as [slots, K, blocks, tokens, H]."""
-        count, own = self.max_length // tokens, self.context.count(tokens)
-        arrays = {name: codes(array)[:, :, : count * own] for name, array in self._arrays.items()}
-        return {name: array.view(*array.shape[:2], count, own, -1) for name, array in arrays.items()}
+        count, own_tokens = self.max_length // tokens, self.context.count(tokens)
+        arrays = {name: codes(array)[:, :, : count * own_tokens] for name, array in self._arrays.items()}
+        return {name: array.view(*array.shape[:2], count, own_tokens, -1) for name, array in arrays.items()}
 
     def _copy_tokens(self, source: int, target: int, tokens: slice) -> None:
         start, stop, _ = tokens.indices(self.max_length)

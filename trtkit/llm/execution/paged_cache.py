@@ -136,11 +136,11 @@ class PagedCache(KvCache):
 
     def _write(self, name: str, slot: int, values: torch.Tensor) -> None:
         array = codes(self._arrays[name])
-        heads, own = array.shape[1:3]  # own: tokens of a page that this rank holds
-        pages = self.table[slot, : -(-values.shape[1] // own)].astype(np.int64)
-        whole = torch.zeros(heads, len(pages) * own, values.shape[2], dtype=array.dtype)
+        heads, own_tokens = array.shape[1:3]  # tokens of a page that this rank holds
+        pages = self.table[slot, : -(-values.shape[1] // own_tokens)].astype(np.int64)
+        whole = torch.zeros(heads, len(pages) * own_tokens, values.shape[2], dtype=array.dtype)
         whole[:, : values.shape[1]] = codes(values)
-        by_page = whole.view(heads, len(pages), own, values.shape[2]).transpose(0, 1)
+        by_page = whole.view(heads, len(pages), own_tokens, values.shape[2]).transpose(0, 1)
         self._run(
             lambda: array.__setitem__(to_device(pages, array.device), to_device(by_page.contiguous(), array.device))
         )

@@ -88,11 +88,11 @@ def _caches(execution: RankExecution, place: str, slots: int, first: StageCaches
 
     first: the first stage's caches, whose buffers and stream for copies the other stages share.
     """
-    own = execution.cache
+    own_cache = execution.cache
     if place == "device":
-        return StageCaches(own, own)
+        return StageCaches(own_cache, own_cache)
     if first is not None:
         execution.share_cache(first.buffers)
-    link = first.link if first is not None else None if own.stream is None else own.stream.sibling()
-    memory = DiskMemory() if place == "disk" else HostMemory(own.stream)
-    return StageCaches(own.elsewhere(slots, memory), own, memory, link)
+    link = first.link if first is not None else None if own_cache.stream is None else own_cache.stream.sibling()
+    memory = DiskMemory() if place == "disk" else HostMemory(own_cache.stream)
+    return StageCaches(own_cache.elsewhere(slots, memory), own_cache, memory, link)

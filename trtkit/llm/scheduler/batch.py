@@ -179,10 +179,10 @@ def in_whole_tiles(chunks: list[Chunk], rows: int, tile: int, slots: Slots) -> l
     if not excess or tiles < FREE_TILES or excess * (tiles + 1) > prompt_tokens:
         return chunks
     lengths, soft = slots.sequences.lengths, slots.sequences.soft
-    for place, chunk in reversed(list(enumerate(chunks))):
+    for index, chunk in reversed(list(enumerate(chunks))):
         goes_on = chunk.start + chunk.count < lengths[chunk.slot]
         if goes_on and chunk.count > excess and chunk.slot not in soft:  # an image is never split
-            return [*chunks[:place], replace(chunk, count=chunk.count - excess), *chunks[place + 1 :]]
+            return [*chunks[:index], replace(chunk, count=chunk.count - excess), *chunks[index + 1 :]]
     return chunks
 
 

@@ -114,7 +114,7 @@ class RequestQueue(Generic[T]):
             return []
         users = self._lanes[min(self._lanes)]
         entries = nsmallest(count, users[self._next_user(users)])
-        return [place.request for _, _, place in entries if place.request is not None]
+        return [entry.request for _, _, entry in entries if entry.request is not None]
 
     def in_order(self) -> list[T]:
         """Return all requests in order; with shares, those of the least served user first."""
@@ -135,8 +135,10 @@ class RequestQueue(Generic[T]):
 
     def remove(self, request_id: str) -> T | None:
         """Remove and return a request; None if it does not wait."""
-        waiting = (place.request for place in self._places.values())
-        request = next((each for each in waiting if each is not None and each.id == request_id), None)
+        waiting = (entry.request for entry in self._places.values())
+        request = next(
+            (candidate for candidate in waiting if candidate is not None and candidate.id == request_id), None
+        )
         if request is not None:
             self._leave(request)
         return request

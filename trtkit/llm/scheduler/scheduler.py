@@ -280,7 +280,9 @@ class Scheduler(Generic[T]):
                 break
             if reused := self.memory.match_again(slot, self.running.requests[slot]):
                 self.changes.append(PrefixMatched(slot, reused))
-            if chunks and self.memory.is_computed_by(slot, self.running.requests[slot], [each.slot for each in chunks]):
+            if chunks and self.memory.is_computed_by(
+                slot, self.running.requests[slot], [chunk.slot for chunk in chunks]
+            ):
                 continue
             chunks.append(next_chunk(slots, slot, min(budget, self.options.max_chunk)))
             budget -= chunks[-1].count
@@ -448,9 +450,9 @@ class Scheduler(Generic[T]):
             self.running.move(source, target)
             self.changes.append(SlotMoved(source, target))
             self.memory.leave(source)
-            place = int(decode.searchsorted(target))
-            decode[place + 1 :] = decode[place:-1]
-            decode[place] = target
+            index = int(decode.searchsorted(target))
+            decode[index + 1 :] = decode[index:-1]
+            decode[index] = target
         return decode
 
     def _leave(self, slot: int, *, is_findable: bool = True) -> T:

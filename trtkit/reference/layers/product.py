@@ -163,7 +163,7 @@ def _product_of_codes(matrices: Sequence[ConstantMatrix]) -> Product | None:
 
 def _codes(matrices: Sequence[ConstantMatrix]) -> Tensor:
     """Return codes [N, K] of concatenated matrices."""
-    return _side_by_side([each.codes() if each.is_transposed else each.codes().mT for each in matrices])
+    return _side_by_side([matrix.codes() if matrix.is_transposed else matrix.codes().mT for matrix in matrices])
 
 
 def _scales(matrices: Sequence[ConstantMatrix]) -> Tensor:

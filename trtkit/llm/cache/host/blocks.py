@@ -85,7 +85,7 @@ class BlockTier:
         retained = store.retain(keys)
         new: list[bytes] = []
         new_places: list[int] = []
-        for block, place in zip(blocks, places, strict=True):
+        for block, position in zip(blocks, places, strict=True):
             key = block.key
             if key in store:
                 continue
@@ -93,7 +93,7 @@ class BlockTier:
                 break
             retained += store.retain([key])
             new.append(key)
-            new_places.append(place)
+            new_places.append(position)
         if new:
             save = SaveBlocks(tuple(new_places), tuple(store.get(key) for key in new))
             self._transfers.append(save)
@@ -166,7 +166,7 @@ class BlockTier:
         files = self._files
         while files is not None and self._unwritten:
             first = self._unwritten[0]
-            waiting = sum(len(each.keys) for each in self._unwritten) * self.size_bytes
+            waiting = sum(len(unwritten.keys) for unwritten in self._unwritten) * self.size_bytes
             if first.has_come is not None and first.has_come():
                 for key in first.keys:
                     files.put(self._kept[key].preimage, self.tokens, data_of(self.store.get(key)))

@@ -192,7 +192,7 @@ class HostTier:
         most = max(1, self.link.staged_bytes // self.blocks.size_bytes)
         unsaved = list(islice(self._unsaved(self.blocks, slots), most))
         if unsaved:
-            self.blocks.keep([block for block, _ in unsaved], [place for _, place in unsaved])
+            self.blocks.keep([block for block, _ in unsaved], [position for _, position in unsaved])
 
     def next_save(self, decoding: Ints) -> tuple[float, int]:
         """Return the earliest time, and token count of `decoding` slots, at which `save_ahead` has something to do."""
@@ -211,9 +211,9 @@ class HostTier:
         """Save everything that is cached, part by part; the caller carries out and writes each part before the next."""
         pages = self._cache.pages
         if pages is not None and self.blocks is not None:
-            found = list(pages.tree.blocks().items())
-            for start in range(0, len(found), _CHUNK):
-                part = found[start : start + _CHUNK]
+            known_blocks = list(pages.tree.blocks().items())
+            for start in range(0, len(known_blocks), _CHUNK):
+                part = known_blocks[start : start + _CHUNK]
                 self.blocks.keep([block for _, block in part], [page for page, _ in part])
                 yield
         else:

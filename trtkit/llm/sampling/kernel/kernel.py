@@ -121,13 +121,13 @@ def process(
 
 
 @triton.jit
-def _listed(scores, ids, place, count, HAS_IDS: tl.constexpr):
+def _listed(scores, ids, index, count, HAS_IDS: tl.constexpr):
     """Return the scores at places of a list of tokens, or of scores; -inf from `count` on."""
     if HAS_IDS:
-        place = tl.load(ids + place, mask=place < count, other=0)
-        score = tl.load(scores + place)
+        index = tl.load(ids + index, mask=index < count, other=0)
+        score = tl.load(scores + index)
     else:
-        score = tl.load(scores + place, mask=place < count, other=_NEVER)
+        score = tl.load(scores + index, mask=index < count, other=_NEVER)
     return score
 
 
@@ -147,13 +147,13 @@ def _least_key(
         pivots = (low + ((width * way) >> 4)).to(tl.int32)
         sums = tl.full((_WAYS,), 0.0, tl.float64)
         for start in range(0, count, _SEARCHED):
-            place = start + tl.arange(0, _SEARCHED)
-            score = _listed(scores, ids, place, count, HAS_IDS)
+            index = start + tl.arange(0, _SEARCHED)
+            score = _listed(scores, ids, index, count, HAS_IDS)
             key = _key(score)
             weight = tl.exp(score - top)
             if BY == _BY_COUNT:
                 weight = tl.full((_SEARCHED,), 1.0, tl.float32)
-            weight = tl.where((place < count) & (key >= least), weight, 0.0)
+            weight = tl.where((index < count) & (key >= least), weight, 0.0)
             if BY == _BY_DISTANCE:
                 key = tl.abs(score - center).to(tl.int32, bitcast=True)
             up_to = tl.where(key[:, None] <= pivots[None, :], weight[:, None], 0.0)
@@ -240,13 +240,13 @@ def _pack(ids, parts, chunks, CHUNKS: tl.constexpr):
     ends, count = tl.associative_scan(counts, 0, _add), tl.reduce(counts, 0, _add)
     if chunks > 1:
         for start in range(0, count, _PACKED):
-            place = start + tl.arange(0, _PACKED)
-            is_over = ends[None, :] <= place[:, None]
+            index = start + tl.arange(0, _PACKED)
+            is_over = ends[None, :] <= index[:, None]
             of = tl.reduce(is_over.to(tl.int32), 1, _add)
             first = tl.reduce(tl.where(is_over, counts[None, :], 0), 1, _add)
-            token = tl.load(ids + of * _CHUNK + place - first, mask=place < count, other=0)
+            token = tl.load(ids + of * _CHUNK + index - first, mask=index < count, other=0)
             tl.debug_barrier()  # all threads have read
-            tl.store(ids + place, token, mask=place < count)
+            tl.store(ids + index, token, mask=index < count)
     tl.debug_barrier()  # all threads see all tokens
     return count, others
 
@@ -257,12 +257,12 @@ def _mass(scores, ids, count, top, least, BLOCK: tl.constexpr):
     below, total = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     equal = tl.full((), 0, tl.int32)
     for start in range(0, count, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        score = _listed(scores, ids, place, count, True)
-        key, weight = _key(score), tl.where(place < count, tl.exp(score - top), 0.0)
+        index = start + tl.arange(0, BLOCK)
+        score = _listed(scores, ids, index, count, True)
+        key, weight = _key(score), tl.where(index < count, tl.exp(score - top), 0.0)
         below += tl.reduce(tl.where(key < least, weight, 0.0), 0, _add).to(tl.float64)
         total += tl.reduce(weight, 0, _add).to(tl.float64)
-        equal += tl.reduce(((key == least) & (place < count)).to(tl.int32), 0, _add)
+        equal += tl.reduce(((key == least) & (index < count)).to(tl.int32), 0, _add)
     return below, total, equal
 
 
@@ -275,16 +275,16 @@ def _remove(scores, ids, count, top, least, equals, min_p, BLOCK: tl.constexpr):
     total, moment = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     before = tl.full((), 0, tl.int32)
     for start in range(0, count, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        token = tl.load(ids + place, mask=place < count, other=0)
+        index = start + tl.arange(0, BLOCK)
+        token = tl.load(ids + index, mask=index < count, other=0)
         score = tl.load(scores + token)
         key, weight = _key(score), tl.exp(score - top)
-        equal = ((key == least) & (place < count)).to(tl.int32)
+        equal = ((key == least) & (index < count)).to(tl.int32)
         rank = before + tl.associative_scan(equal, 0, _add)
         before += tl.reduce(equal, 0, _add)
         is_kept = ((key > least) | ((equal > 0) & (rank > equals))) & (weight >= min_p) & (score > _NEVER)
-        tl.store(scores + token, tl.where(is_kept, score, _NEVER), mask=place < count)
-        weight = tl.where(is_kept & (place < count), weight, 0.0)
+        tl.store(scores + token, tl.where(is_kept, score, _NEVER), mask=index < count)
+        weight = tl.where(is_kept & (index < count), weight, 0.0)
         total += tl.reduce(weight, 0, _add).to(tl.float64)
         moment += tl.reduce(weight * tl.where(is_kept, score - top, 0.0), 0, _add).to(tl.float64)
     tl.debug_barrier()  # all threads see what is left
@@ -368,13 +368,13 @@ def race(
         return
     best, winner = tl.full((), -1.0, tl.float64), tl.full((), 0, tl.int32) + V
     if uniform < 1:
-        place = tl.arange(0, _CHUNK // GROUP)
-        start = chunk * _CHUNK + place * GROUP
+        index = tl.arange(0, _CHUNK // GROUP)
+        start = chunk * _CHUNK + index * GROUP
         sums = tl.full((_CHUNK // GROUP,), 0.0, tl.float64)
         for group in range(0, (tl.minimum(V - chunk * _CHUNK, _CHUNK) + GROUP - 1) // GROUP):
             column = chunk * _CHUNK + group * GROUP + tl.arange(0, GROUP)
             weight = _weights(scores, column, V, out)
-            sums = tl.where(place == group, tl.reduce(weight, 0, _add), sums)
+            sums = tl.where(index == group, tl.reduce(weight, 0, _add), sums)
         key = (uniform * 2.0**53).to(tl.int64)
         values = tl.where(start < V, sums / _noise(key, (start // GROUP).to(tl.int64) + _FIRST_GROUP), -1.0)
         best = tl.reduce(values, 0, _larger)
