@@ -120,7 +120,7 @@ def test_a_bundle_that_was_found_wrong_is_refused(bundle: Path, refuses: Callabl
         (["--set", "max_batch_size=9"], 1, "`max_batch_size` is 9; the largest batch of the engine's profiles is 4"),
         (["--recognizer", "tiny"], 1, "`tiny` is not a text detector: it has no output map [N, 1, H, W] of an image"),
         (["--recognizer", "tiny", "--as", "tensors"], 1, "`--recognizer` needs image inputs"),
-        (["--recognizer", "lost"], 1, "lost: not a bundle"),
+        (["--recognizer", "lost"], 1, "lost: no such bundle"),
     ],
 )
 def test_wrong_options_are_told(

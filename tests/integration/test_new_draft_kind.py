@@ -106,7 +106,8 @@ def test_without_the_folder_nothing_of_it_is_known(tmp_path: Path) -> None:
         "give a head of one of these kinds: EAGLE-3, `architectures` of LlamaForCausalLMEagle3, "
         "Eagle3LlamaForCausalLM, Eagle3Speculator, Eagle3DraftModel; Gemma 4's assistant, `model_type` of "
         "gemma4_assistant; Medusa, `medusa_num_heads`; MTP modules, in the model's own weights, `model_type` of "
-        "deepseek_v3, glm4_moe, glm4_moe_lite, qwen3_next"
+        "deepseek_v3, exaone_moe, glm4_moe, glm4_moe_lite, mellum, mimo, mimo_v2_flash, qwen3_5_moe_text, "
+        "qwen3_5_text, qwen3_next"
     )
 
 

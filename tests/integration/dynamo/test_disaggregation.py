@@ -7,6 +7,7 @@ import contextlib
 import json
 import queue
 import re
+import shlex
 import threading
 import urllib.request
 from pathlib import Path
@@ -21,11 +22,13 @@ from safetensors.numpy import load_file, save_file
 
 from tests.support import tiny_chat
 from tests.support.decoder_case import SIZES
+from tests.support.docs import DOCS, blocks
 from tests.support.dynamo import MODEL, Served, serving, wait_until
 from tests.support.medusa import save_random
 from tests.unit.runtime.text.tokenizers import byte_level
 from trtkit import SamplingParams
 from trtkit.bundle.bundle import open_bundle
+from trtkit.cli.serve import command
 from trtkit.deployment.dynamo.disaggregation import Decode, Prefill
 from trtkit.deployment.dynamo.prefill_bundle import check_prefill_bundle
 from trtkit.errors import DeployError
@@ -158,6 +161,14 @@ def test_pairs_that_do_not_fit_are_refused_by_name(
         check_prefill_bundle(open_bundle(other), open_bundle(chat_bundle))
     assert str(caught.value).startswith("--prefill-bundle: ")
     assert error in str(caught.value)
+
+
+def test_the_command_of_the_docs_starts_such_workers(chat_bundle: Path) -> None:
+    (commands,) = (block.text for block in blocks(DOCS / "routing.md", "bash") if "--prefill-workers" in block.text)
+    program, verb, _, *words = shlex.split(commands.splitlines()[-1])
+    assert (program, verb) == ("trtkit", "serve")
+    options = command.make_context("serve", [str(chat_bundle), *words]).params
+    assert (options["replicas"], options["prefill_workers"]) == (2, 1)
 
 
 def test_a_bundle_for_prompts_needs_a_worker(chat_bundle: Path, trtkit: Callable[..., Ran]) -> None:
