@@ -92,6 +92,23 @@ def _step(q, state, keys, values, position, rows, CODE: tl.constexpr, WINDOW: tl
 
 
 @triton.jit
+def _write(
+    y_ptr, at_row, rows, part, state, y, is_row, is_token, has_channel,
+    H: tl.constexpr, SIZE: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Write rows of y [ROWS, SIZE]; of a part also the largest score and the sum of exponentials in `state`."""
+    if PARTS == 1:
+        y_row = y_ptr + at_row * H
+    else:
+        y_row = y_ptr + (part * rows + at_row) * (H + 2)
+    is_there = is_row[:, None] & has_channel[None, :]
+    tl.store(y_row[:, None] + tl.arange(0, SIZE)[None, :], y.to(y_ptr.dtype.element_ty), mask=is_there)
+    if PARTS > 1:
+        tl.store(y_row + H, tl.where(is_token, tl.maximum(state[0], _LOWEST), 0.0), mask=is_row)
+        tl.store(y_row + H + 1, tl.where(is_token, state[1], 1.0), mask=is_row)
+
+
+@triton.jit
 def paged_attention(
     q_ptr, key_pool_ptr, value_pool_ptr, new_key_ptr, new_value_ptr, page_table_ptr, cached_lengths_ptr, counts_ptr,
     sinks_ptr, S, K, TABLE, KEY_SCALE, VALUE_SCALE, y_ptr,
@@ -149,15 +166,8 @@ def paged_attention(
         state = _step(q, state, keys, values, (at, at < end), token, CODE, WINDOW, SOFTCAP)
     total = tl.where(state[1] > 0.0, state[1], 1.0)  # 0 if a part has no key in the window
     y = tl.where(is_token[:, None], state[2] * value_scale / total[:, None], 0.0)
-    if PARTS == 1:
-        y_row = y_ptr + at_row * H
-    else:
-        y_row = y_ptr + (part * (tl.num_programs(2) * K * GROUP * S) + at_row) * (H + 2)
-    is_there = is_row[:, None] & has_channel[None, :]
-    tl.store(y_row[:, None] + channel[None, :], y.to(y_ptr.dtype.element_ty), mask=is_there)
-    if PARTS > 1:
-        tl.store(y_row + H, tl.where(is_token, tl.maximum(state[0], _LOWEST), 0.0), mask=is_row)
-        tl.store(y_row + H + 1, tl.where(is_token, state[1], 1.0), mask=is_row)
+    rows = tl.num_programs(2) * K * GROUP * S  # of one part
+    _write(y_ptr, at_row, rows, part, state, y, is_row, is_token, has_channel, H, SIZE, PARTS)
 
 
 def plan(

@@ -47,7 +47,7 @@ class StageTimes:
 
     @property
     def copy_s_per_token(self) -> float:
-        """Return 0: the host keeps nothing besides the caches that passes fetch."""
+        """Return 0: the host keeps only the caches that passes fetch."""
         return 0.0
 
     def _pass_s(self, rows: int, new: int, cached: float) -> float:

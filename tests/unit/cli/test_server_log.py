@@ -52,7 +52,7 @@ def test_an_error_that_ends_the_command_is_in_the_log(trtkit: Callable[..., obje
 
 
 def test_a_path_that_does_not_exist_is_no_repository(trtkit: Callable[..., object], workspace: Path) -> None:
-    for words in ([], ["--replicas", "2"]):  # an option of bundles is no mistake here
+    for words in ([], ["--replicas", "2"]):  # options of bundles are not refused here
         ran = trtkit("serve", "bundles/resnet50", *words)
         error = "bundles/resnet50: no such bundle, model or repository\nfix: build it: `trtkit build resnet50`"
         assert (ran.code, ran.err) == (1, f"error: {error}\n")

@@ -32,7 +32,7 @@ class TextHead:
 
     outputs: the outputs' names; if there are several, each is an equal part of the last axis.
     tokens: the hidden states to read: all, the first, or the mean of those that the mask selects.
-    activation: of a dense layer; empty: there is no dense layer. norm: after the dense layer.
+    activation: of a dense layer; empty without one. norm: after the dense layer.
     labels: outputs of a last projection; 0: there is none. is_tied: its matrix is the word embedding.
     is_normalized: the result is scaled to unit length.
     """

@@ -5,10 +5,12 @@ def register() -> None:
     """Make transformers' Auto classes find MiMo, Nemotron-NAS, and Mistral 4 without a vision tower."""
     from transformers import AutoConfig, AutoModelForCausalLM, Mistral4Config, Mistral4ForCausalLM
 
-    from trtkit.sources.huggingface.mimo import MiMoConfig, MiMoForCausalLM
-    from trtkit.sources.huggingface.pruned_llama import DeciLMConfig, DeciLMForCausalLM
+    from trtkit.sources.huggingface import missing_models as missing
 
-    for config, model in ((DeciLMConfig, DeciLMForCausalLM), (MiMoConfig, MiMoForCausalLM)):
+    for config, model in (
+        (missing.DeciLMConfig, missing.DeciLMForCausalLM),
+        (missing.MiMoConfig, missing.MiMoForCausalLM),
+    ):
         AutoConfig.register(config.model_type, config, exist_ok=True)
         AutoModelForCausalLM.register(config, model, exist_ok=True)
     AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)

@@ -1,11 +1,24 @@
-"""Nemotron-NAS for transformers, which lacks a class for it: its own Llama layers, each with its own config."""
+"""Models for which transformers has no classes: MiMo, and Nemotron-NAS, whose Llama layers have a config each."""
 
 import copy
 
 import torch
 from huggingface_hub.dataclasses import strict
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+
+@strict
+class MiMoConfig(Qwen2Config):  # type: ignore[misc]
+    """Qwen 2's config, under MiMo's name."""
+
+    model_type = "mimo"
+
+
+class MiMoForCausalLM(Qwen2ForCausalLM):  # type: ignore[misc]
+    """Qwen 2, under MiMo's name; without the modules that predict later tokens."""
+
+    config_class = MiMoConfig
 
 
 @strict
